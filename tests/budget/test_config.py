@@ -51,7 +51,7 @@ def test_all_settings_of_a_file_are_read(tmp_path):
 
 
 def test_a_mapping_is_read_like_a_file(open_budget, path):
-    budget = open_budget({"tiers": {"day": 10}, "reserved": {"1": "10%"}, "storage": str(path)})
+    budget = open_budget({"tiers": {"day": 10}, "reserved": {1: "10%"}, "storage": str(path)})
     assert budget.check_all_limits(9)
     assert not budget.check_all_limits(1)
     assert budget.check_all_limits(1, priority=1)

@@ -187,7 +187,9 @@ def test_python_mappings_are_read():
     assert refused(fields["g"].boolean) == "g: expected true or false, not 'no'"
     assert refused(fields["b"].integer) == "b: expected an integer of at least 1, not True"
     assert refused(fields["d"].entries()["e"].integer) == "d.e: expected an integer of at least 1, not 0.5"
-    assert refused(ConfigValue({1: 2}).entries) == "keys must be strings, not 1"
+    assert ConfigValue({1: 2}).entries()["1"].integer() == 2  # as in a file
+    assert refused(ConfigValue({None: 2}).entries) == "keys must be strings, not None"
+    assert refused(ConfigValue({True: 2}).entries) == "keys must be strings, not True"
 
 
 def test_other_config_errors_get_the_location():

@@ -226,6 +226,8 @@ class ConfigValue:
     def _pairs(self) -> Iterator[tuple[str, object, int | None]]:
         if isinstance(self.raw, Mapping):
             for key, value in self.raw.items():
+                if isinstance(key, int) and not isinstance(key, bool):
+                    key = str(key)  # noqa: PLW2901 - as a YAML file has it
                 if not isinstance(key, str):
                     raise self.error(f"keys must be strings, not {_shown(key)}")
                 yield key, value, self.line

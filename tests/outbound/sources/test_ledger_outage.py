@@ -188,5 +188,25 @@ async def test_a_lost_store_of_the_quotas_skips_sources(tmp_path):
     async with harness.service:
         with locked(tmp_path / "q.db"):
             await harness.cycle()
+            assert (await harness.service.health())["status"] == "degraded"
         assert not harness.fetched
-        assert harness.row("a")["skip_reason"]
+        assert harness.row("a")["skip_reason"] == "the store of the permits is unavailable"
+        assert "on_store_error" in str((await harness.service.health())["reason"])
+
+
+async def test_a_removed_file_pauses_sources_until_it_is_moved_back(tmp_path, caplog):
+    """Requests in flight and added sources would be written to a file that no restart finds."""
+    async with world(tmp_path, [source("a")]) as here:
+        path = tmp_path / "data" / "sources.db"
+        await here.cycle()
+        path.rename(tmp_path / "moved")
+        here.clock.advance(3600)
+        await here.cycle()
+        assert len(here.fetched) == 1
+        assert (await here.service.health())["status"] == "paused"
+        (tmp_path / "moved").rename(path)
+        here.clock.advance(1)
+        await here.cycle()
+        assert len(here.fetched) == 2
+        assert (await here.service.health())["status"] == "ok"
+    assert "sources.db: the file was removed or replaced while it was in use: move it back" in caplog.text

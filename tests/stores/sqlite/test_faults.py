@@ -184,6 +184,39 @@ def test_a_replaced_file_is_reported_once_and_then_used(store, path, tmp_path):
     assert remaining(store)[0] == 499
 
 
+@pytest.mark.parametrize("noticed", [False, True], ids=["replaced", "removed, then restored"])
+def test_a_file_beside_the_log_of_the_former_one_is_not_opened(store, path, tmp_path, noticed):
+    """SQLite would copy pages of the former file into it."""
+    other = SQLiteStore(tmp_path / "backup.db")
+    for _ in range(500):
+        assert charge(other)
+    other.close()
+    backup = (tmp_path / "backup.db").read_bytes()
+    assert charge(store)
+    if noticed:
+        path.unlink()
+        with pytest.raises(StoreUnavailable, match="was removed"):
+            charge(store)
+    (tmp_path / "backup.db").replace(path)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="write-ahead log of the former file is still there.*Remove"):
+            charge(store)
+    assert path.read_bytes() == backup
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink()
+    assert charge(store)
+    assert remaining(store)[0] == 499
+
+
+def test_a_file_that_was_moved_away_and_back_is_used_with_its_log(store, path, tmp_path):
+    assert charge(store)
+    path.rename(tmp_path / "moved.db")
+    with pytest.raises(StoreUnavailable, match="was removed"):
+        charge(store)
+    (tmp_path / "moved.db").rename(path)
+    assert remaining(store)[0] == 999
+
+
 @pytest.mark.parametrize("use", [charge, remaining])
 def test_a_file_that_is_removed_while_it_is_used_is_not_created_again(store, path, use):
     assert charge(store)

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple
 import httpx
 
 from tidegate._policy.durations import format_exact_duration
+from tidegate.core._decision import LocalDecision
 from tidegate.errors import Denied, StoreUnavailable
 from tidegate.outbound._capacity.learning import TOO_MANY_REQUESTS
 from tidegate.outbound._quota.decoding import ACCEPT_ENCODING, DecodingError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 FIRST_ERROR_STATUS: Final = 400
 PERMIT_EXTENSION: Final = "tidegate.permitted"
+NO_STORE: Final = "the store of the permits is unavailable"
 
 
 class FetchStatus(Enum):
@@ -80,10 +82,11 @@ async def _download(
             finally:
                 await response.aclose()
     except Denied as denied:
-        violated = ", ".join(denied.decision.violated)
-        return rate_limit_exceeded(f"denied by {violated}", denied.decision.retry_after)
+        lost = isinstance(denied.decision, LocalDecision)
+        why = NO_STORE if lost else f"denied by {', '.join(denied.decision.violated)}"
+        return rate_limit_exceeded(why, denied.decision.retry_after)
     except StoreUnavailable:
-        return rate_limit_exceeded("the store is unavailable")
+        return rate_limit_exceeded(NO_STORE)
     except (TimeoutError, TooLargeError, RedirectError, DecodingError, httpx.HTTPError) as error:
         return FetchResult(FetchStatus.FAILED, _explain(source, error))
     return FetchedBody(file, size, response.status_code, response.headers.get("content-type", ""))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
@@ -128,6 +129,7 @@ class SourceLedger:
                 )
             self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT")
             rows = self._db.execute(f"SELECT account, {COLUMNS} FROM sources").fetchall()  # noqa: S608 - own names
+            self._opened = path.stat()
             self._unsettled = {each.number: each for each in self._read_unsettled()}
         except (sqlite3.Error, OSError) as error:
             raise self._unwritable(error) from None
@@ -207,7 +209,17 @@ class SourceLedger:
                     raise self._unwritable(error) from None
                 raise
 
+    def _check_file(self) -> None:
+        """Raise OSError if the file was removed or replaced: nothing of what is written would be found again."""
+        try:
+            found = os.path.samestat(self.path.stat(), self._opened)
+        except FileNotFoundError:
+            found = False
+        if not found:
+            raise OSError("the file was removed or replaced while it was in use: move it back, or restart the service")
+
     def _write(self, statements: list[tuple[str, tuple[object, ...]]]) -> None:
+        self._check_file()
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for statement, values in statements:

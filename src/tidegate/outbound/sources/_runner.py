@@ -28,7 +28,7 @@ from tidegate._runtime.urls import redact
 from tidegate.core._bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
 from tidegate.outbound.httpx import AsyncRateLimitTransport
-from tidegate.outbound.sources._fetch import FetchResult, FetchStatus, PermitObserver, fetch
+from tidegate.outbound.sources._fetch import NO_STORE, FetchResult, FetchStatus, PermitObserver, fetch
 from tidegate.outbound.sources._ledger import SourceLedger
 from tidegate.outbound.sources._schedule import Interval
 from tidegate.outbound.sources._scheduler import DEFAULT_INTERVAL, Scheduler, to_outbound_request
@@ -162,8 +162,12 @@ class SourceRunner:
         return True
 
     async def health(self) -> dict[str, object]:
-        """Return whether sources are fetched (`ok` or `paused`), and why not."""
-        return {"status": "ok"} if self.paused is None else {"status": "paused", "reason": self.paused}
+        """Return whether sources are fetched: `ok`, `paused` (none is) or `degraded` (not all are), and why not."""
+        if self.paused is not None:
+            return {"status": "paused", "reason": self.paused}
+        if self.gate.store.metrics().get("store_lost"):
+            return {"status": "degraded", "reason": f"{NO_STORE}: on_store_error of each provider decides"}
+        return {"status": "ok"}
 
     def _sleep_time(self) -> int:
         """Return how long to sleep: until a source is due, or until a worker may be free."""

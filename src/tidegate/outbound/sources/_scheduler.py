@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate._policy.durations import format_duration
 from tidegate.core._bounds import SECOND
+from tidegate.core._decision import LocalDecision
 from tidegate.errors import StoreUnavailable
 from tidegate.outbound._quota.exchange import OutboundRequest
+from tidegate.outbound.sources._fetch import NO_STORE
 from tidegate.outbound.sources._ledger import SourceRow
 from tidegate.outbound.sources._schedule import Interval
 
@@ -152,7 +154,7 @@ class Scheduler:
         try:
             decision = await self._gate.peek(to_outbound_request(source), times)
         except StoreUnavailable:
-            return NoCapacity("the store is unavailable")
+            return NoCapacity(NO_STORE)
         return None if decision is None or decision.allowed else NoCapacity(skip_reason(decision), decision.retry_after)
 
     def _skip(self, name: str, now: int, why: NoCapacity) -> None:
@@ -246,6 +248,8 @@ class Scheduler:
 
 def skip_reason(decision: Decision) -> str:
     """Describe why there is no capacity, and for how long."""
+    if isinstance(decision, LocalDecision):
+        return NO_STORE
     why = f"denied by {', '.join(decision.violated)}" if decision.violated else "paused after a refusal"
     wait = decision.retry_after
     return f"{why}, for {format_duration(wait)} more" if wait else why

@@ -92,7 +92,7 @@ class SQLiteStore(Store):
     a call that finds it set discards the connection.
 
     If the file is removed or replaced while it is in use, the next call raises StoreUnavailable. A removed file is not
-    created again; the file that replaced it is used from then on.
+    created again; the file that replaced it is used from then on, but not beside the write-ahead log of the former one.
     """
 
     decides_alternatives = True
@@ -122,6 +122,7 @@ class SQLiteStore(Store):
         self._rows: StateRows | None = None
         self._unfinished = False
         self._inode = (0, 0)  # of the file in use
+        self._log_inode = (0, 0)  # of its write-ahead log
         self._removed = False  # whether it was found to be removed
         self._forking = 0  # steady time before which no connection is opened
         self._workers: list[AsyncWorker] = []
@@ -335,8 +336,7 @@ class SQLiteStore(Store):
         self._db = db = connect(self.path, create=self._creates)
         self._adopt(db)
         prepare(db, self.path, self.synchronous, self._schemas())
-        stat = self.path.stat()
-        self._inode, self._removed = (stat.st_dev, stat.st_ino), False
+        self._inode, self._log_inode, self._removed = inode(self._path_text), inode(log_path(self._path_text)), False
         self._rows = rows = StateRows(db.cursor(), self._kept_policies)
         return rows
 
@@ -388,6 +388,15 @@ class SQLiteStore(Store):
         if (stat.st_dev, stat.st_ino) == self._inode:
             return
         self._close()
+        if stat.st_size and inode(log_path(self._path_text)) == self._log_inode != (0, 0):
+            # SQLite would copy pages of the former file from its log into the new file, and so damage it.
+            self._removed = True
+            self._failures += 1
+            raise StoreUnavailable(
+                f"{self.path} was replaced by another file while it was in use, and the write-ahead log of the former "
+                f"file is still there; nothing was charged. Remove {self.path}-wal and {self.path}-shm: opened with "
+                "them, the new file would be damaged"
+            )
         self._inode = (0, 0)
         if not self._removed:
             self._failures += 1
@@ -422,6 +431,20 @@ class SQLiteStore(Store):
         self._db = self._rows = self._worker = None
         self._workers.clear()
         self._unfinished = False
+
+
+def inode(path: str) -> tuple[int, int]:
+    """Return device and number of a file; zeros if there is none."""
+    try:
+        stat = os.stat(path)  # noqa: PTH116 - as above
+    except OSError:
+        return 0, 0
+    return stat.st_dev, stat.st_ino
+
+
+def log_path(path: str) -> str:
+    """Return the path of the write-ahead log of a database."""
+    return f"{path}-wal"
 
 
 def store_call(verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write]) -> StoreCall:
