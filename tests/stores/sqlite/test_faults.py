@@ -199,7 +199,7 @@ def test_a_file_beside_the_log_of_the_former_one_is_not_opened(store, path, tmp_
             charge(store)
     (tmp_path / "backup.db").replace(path)
     for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="write-ahead log of the former file is still there.*Remove"):
+        with pytest.raises(StoreUnavailable, match=r"write-ahead log of the former file is still there.*Remove"):
             charge(store)
     assert path.read_bytes() == backup
     for suffix in ("-wal", "-shm"):
