@@ -10,6 +10,7 @@ import json
 import re
 import sqlite3
 from contextlib import closing
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -138,9 +139,19 @@ def resolve(path):
         for word in words[length:]:
             if word in getattr(found, "__dataclass_fields__", ()) and not hasattr(found, word):
                 return None
-            found = getattr(found, word)
+            found = getattr(found, word, None) or type_of_attribute(found, word)
         return found
     raise ModuleNotFoundError(path)
+
+
+def type_of_attribute(owner, name):
+    """The type of an attribute that the constructor of a class sets, as it annotates it."""
+    constructor = getattr(owner, "__init__", None)
+    source = inspect.getsource(constructor) if inspect.isfunction(constructor) and not is_dataclass(owner) else ""
+    annotated = re.search(rf"self\.{name}: (\w+) =", source)
+    if annotated is None:
+        raise AttributeError(f"{owner} has no {name}")
+    return getattr(inspect.getmodule(owner), annotated[1])
 
 
 def check_dotted(path, arguments):
@@ -257,6 +268,10 @@ def test_each_query_of_a_view_works_on_postgresql(postgres_url):
             assert connection.execute(span).fetchall(), span
 
 
+def test_the_page_names_only_public_names():
+    assert [span for span in spans(TEXT) if re.match(r"tidegate\.(\w+\.)*_", span)] == []
+
+
 def test_each_dotted_name_elsewhere_on_the_page_exists():
     for span in {span for span in spans(TEXT) if span.startswith("tidegate.")}:
         check_dotted(*DOTTED.fullmatch(span).groups())
@@ -268,6 +283,8 @@ def test_each_dotted_name_elsewhere_on_the_page_exists():
         "tidegate.swarm.DistributedLimiter",
         "tidegate.swarm.SwarmLimiter(buss)",
         "tidegate.budget.RateLimitResult.nothing",
+        "tidegate.inbound.asgi.RateLimitMiddleware.request_limiter.nothing",
+        "tidegate.inbound.asgi.RateLimitMiddleware.nothing",
         "tidegate validate --kindd x",
         "GET /v1/acquire",
         'POST /v1/acquire {"providers": "fmp"}',
