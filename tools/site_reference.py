@@ -211,7 +211,7 @@ def file_tables() -> Iterator[FileTable]:
     yield FileTable("Member of a pool", (*MEMBER_FIELDS, *KEY_FIELDS), {}, member)
     yield FileTable("Profile", PROFILE_FIELDS, {}, (("howto/outbound.md", "field of a profile"),))
     yield FileTable(
-        "Source file", SOURCE_FIELDS, KINDS["source"].schema(), (("howto/sources.md", "field of a source"),)
+        "Source file", SOURCE_FIELDS, KINDS["source"].schema(), (("reference/sources.md", "field of a source"),)
     )
     yield FileTable(
         "Inbound file: `rate_limiting`",
