@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tidegate._cli import main
-from tidegate._cli.explanation import format_pace
+from tidegate._cli.explain import format_pace
 from tidegate.inbound.asgi import RateLimitMiddleware
 from tidegate.testing import ManualClock
 
@@ -222,7 +222,7 @@ def test_the_longest_domain_of_several_providers(explain):
 
 def test_the_limits_of_a_caller(explain):
     url = ("--request", "https://example.com/x")
-    assert explain("egress.yaml", *url)["notes"] == ["Callers have limits of their own: add them with --caller night."]
+    assert explain("egress.yaml", *url)["notes"] == ["Callers have limits of their own; name one to add them: night."]
     found = explain("egress.yaml", *url, "--caller", "night")
     assert [limit["owner"] for limit in found["limits"]] == ["caller night", "models", "models"]
 
@@ -248,7 +248,7 @@ def test_the_policy_of_a_call(explain):
         (["config.yaml"], "expected a request or call, such as: tidegate explain config.yaml --request 'POST /login'"),
         (["config.yaml", "--request", "login"], "--request: expected a method and a path or a URL, such as"),
         (["config.yaml", "--request", "https://x.example/"], "--request: expected a path such as 'POST /login', not"),
-        (["config.yaml", "--request", "/x", "--from", "me"], "--from: expected an address such as 203.0.113.9"),
+        (["config.yaml", "--request", "/x", "--from", "me"], "address: expected an address such as 203.0.113.9"),
         (["config.yaml", "--request", "/x", "--header", "x"], "--header: expected a header such as"),
         (["config.yaml", "--request", "/x", "--trusted-proxy", "x"], "trusted_proxies: "),
         (
@@ -264,9 +264,9 @@ def test_the_policy_of_a_call(explain):
         (["service.yaml", "--policy", "apy", "--key", "x"], "there is no policy 'apy': did you mean 'api'?"),
         (
             ["egress.yaml", "--request", "https://example.com", "--caller", "nigt"],
-            "--caller: there is no caller 'nigt': ",
+            "caller: there is no caller 'nigt': ",
         ),
-        (["config.yaml", "--request", "/x", "--plan", "gild"], "--plan: there is no plan 'gild': did you mean 'gold'?"),
+        (["config.yaml", "--request", "/x", "--plan", "gild"], "plan: there is no plan 'gild': did you mean 'gold'?"),
         (["missing.yaml", "--request", "/x"], "missing.yaml: cannot be read: No such file or directory"),
     ],
 )

@@ -27,7 +27,7 @@ def test_help_imports_no_command():
     text = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     imported = set(re.findall(r"tidegate\.cli\.(\w+)", text.splitlines()[-1]))
     assert "output" in imported
-    assert not imported & {*COMMANDS, "explanation", "file_kinds", "service_args", "durations"}
+    assert not imported & {*COMMANDS, "file_kinds", "service_args", "durations"}
 
 
 def test_help_has_the_exit_codes(capsys):

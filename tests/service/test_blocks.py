@@ -108,12 +108,12 @@ async def test_blocks_of_descriptors():
             app_service.decider.policies.match_descriptor("edge", pairs) for pairs in ((("ip", "1"),), (("path", "/"),))
         ]
         asks = [(variant.policy, key, 1) for variant, key in found]
-        decisions = await app_service.decider.decide_all(asks)
+        decisions = await app_service.decider.acquire_together(asks)
         assert [decision.allowed for decision in decisions] == [False, True]
         assert (await app_service.decider.usage(Subject(domain="edge", descriptor=(("path", "/"),))))["1m"].used == 0
         assert not (await app_service.decider.peek_policy(*asks[0][:2])).allowed
         await app_service.post("unblock", body)
-        assert all(await app_service.decider.decide_all(asks))
+        assert all(await app_service.decider.acquire_together(asks))
         result = await app_service.post("block", {"domain": "edge", "descriptor": [["unknown", "1"]]})
         assert result.status_code == 404
 

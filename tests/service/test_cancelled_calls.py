@@ -93,13 +93,13 @@ async def test_cancelled_acquires_and_batches_are_refunded(decider, policy):
     assert charged == answered > 0
 
 
-async def test_cancelled_decide_all_is_refunded(decider):
+async def test_cancelled_acquire_together_is_refunded(decider):
     """A request to Envoy's rate limit service: the enforced policies together, then each policy in shadow mode."""
     policies = {name: decider.policies.entries[name].policy for name in POLICIES}
     asks = [(policies["api"], "k", 1), (policies["shadow"], "k", 1), (policies["shadow"], "other", 2)]
     answered = 0
     for number in range(120):
-        answered += bool(await cancelled_after(number % 24, decider.decide_all(asks)))
+        answered += bool(await cancelled_after(number % 24, decider.acquire_together(asks)))
     assert await wait_until_charged(decider, "api", answered) == (answered, answered)
     assert await wait_until_charged(decider, "shadow", answered) == (answered, answered)
     assert await wait_until_charged(decider, "shadow", 2 * answered, "other") == (2 * answered, 2 * answered)

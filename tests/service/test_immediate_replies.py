@@ -184,7 +184,7 @@ async def test_an_unexpected_error_is_answered_and_not_repeated(monkeypatch, cap
             calls.append(subject)
             raise ZeroDivisionError
 
-        monkeypatch.setattr(it.service.decider, "decide_now", fail)  # no input causes one
+        monkeypatch.setattr(it.service.decider, "acquire_now", fail)  # no input causes one
         client = await it.ask(USUAL["acquire"])
         assert (client.problems(), len(calls)) == (["internal"], 1)
         assert "a request to /v1/acquire failed" in caplog.text

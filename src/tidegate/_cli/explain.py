@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate._cli.file_kinds import KINDS, recognise
 from tidegate._cli.output import without_logs
-from tidegate._runtime.suggestions import did_you_mean
+from tidegate._cli.tables import TableColumn, TextTable
+from tidegate._policy.durations import format_duration
 from tidegate.errors import ConfigError
-from tidegate.inbound._client.address import parse_address
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
-    from tidegate._cli.explanation import Explanation
     from tidegate._cli.output import Output
+    from tidegate._policy.explanation import ApplicableLimit, Explanation
 
 EXAMPLES: Final = (
     ("tidegate explain config.yaml --request 'POST /login' --from 203.0.113.9", "a request that your API receives"),
@@ -30,6 +31,21 @@ EXAMPLES: Final = (
 )
 METHOD = re.compile(r"[A-Za-z]+")
 SENT_KINDS: Final = ("provider", "egress", "service")  # files that limit requests that are sent
+MINUTE: Final = 60
+RULE_COLUMNS: Final = (
+    TableColumn("rule"),
+    TableColumn("what it matches", shrinks=True),
+    TableColumn("this request", shrinks=True),
+)
+LIMIT_COLUMNS: Final = (
+    TableColumn("", right=True),
+    TableColumn("limit", shrinks=True),
+    TableColumn("of"),
+    TableColumn("allows", shrinks=True),
+    TableColumn("at once", right=True),
+    TableColumn("then one every", right=True),
+    TableColumn("mode", optional=True),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +91,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     KINDS[kind].check(args.file)
     with without_logs():
         explanation = explain(args, kind)
-    explanation.write(output)
+    write(explanation, output)
     output.write_json(explanation.describe())
     return 0
 
@@ -126,71 +142,41 @@ def read_headers(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 def explain_path(args: argparse.Namespace, method: str, target: str) -> Explanation:
     """Explain a request that the application receives."""
-    from tidegate._cli.explain_inbound import explain_received  # noqa: PLC0415 - not needed for --help
+    from tidegate.inbound.explain import explain_request  # noqa: PLC0415 - not needed for --help
 
     if "://" in target:
         message = (
             f"expected a path such as 'POST /login', not {args.request!r}: this file limits requests that you receive"
         )
         raise ConfigError(message, field="--request")
-    if args.peer is not None and parse_address(args.peer) is None:
-        raise ConfigError(f"expected an address such as 203.0.113.9 or 2001:db8::1, not {args.peer!r}", field="--from")
-    return explain_received(
-        args.file,
-        method,
-        target,
-        peer=args.peer,
-        headers=read_headers(args),
-        trusted=args.trusted_proxy,
-        plan=args.plan,
+    headers, proxies = read_headers(args), args.trusted_proxy
+    return explain_request(
+        args.file, method, target, address=args.peer, headers=headers, trusted_proxies=proxies, plan=args.plan
     )
 
 
 def explain_url(args: argparse.Namespace, kind: str, method: str, url: str) -> Explanation:
     """Explain a request that is sent to a provider."""
-    from tidegate._cli.explain_outbound import explain_sent  # noqa: PLC0415 - not needed for --help
-
-    files: tuple[Path | str, ...] = (args.file,)
-    folders: tuple[Path | str, ...] = ()
-    body = read_body(args.body)
-    if kind == "provider":
-        return explain_sent(method, url, headers=read_headers(args), body=body, files=files)
-    if kind == "service":
-        from tidegate.service._config.settings import load_settings  # noqa: PLC0415 - not needed for --help
-
-        settings = load_settings(args.file, environment=os.environ)
-        files, folders = settings.providers, settings.provider_dirs
-    else:
-        from tidegate.egress._settings import load_egress  # noqa: PLC0415 - not needed for --help
-
-        gateway = load_egress(args.file)
-        files, folders = gateway.providers, gateway.provider_dirs
-    found = explain_sent(method, url, headers=read_headers(args), body=body, files=files, folders=folders)
+    headers, body = read_headers(args), read_body(args.body)
     if kind == "egress":
-        add_caller(args, found)
-    return found
+        from tidegate.egress._settings import load_egress  # noqa: PLC0415 - as above
+        from tidegate.egress.explain import explain_request as explain_passed  # noqa: PLC0415 - not needed for --help
+
+        return explain_passed(load_egress(args.file), method, url, headers=headers, body=body, caller=args.caller)
+    from tidegate.outbound._providers.registry import Providers  # noqa: PLC0415 - as above
+    from tidegate.outbound.explain import explain_request  # noqa: PLC0415 - as above
+
+    files, folders = ((args.file,), ()) if kind == "provider" else find_provider_files(args.file)
+    providers = Providers.load(files, folders, permissions="ignore")
+    return explain_request(providers, method, url, headers=headers, body=body)
 
 
-def add_caller(args: argparse.Namespace, found: Explanation) -> None:
-    """Add the limits of the caller of an egress gateway."""
-    from tidegate.egress._settings import load_egress  # noqa: PLC0415 - not needed for --help
+def find_provider_files(file: str) -> tuple[Sequence[Path | str], Sequence[Path | str]]:
+    """Return the provider files of a service file, and their folders."""
+    from tidegate.service._config.settings import load_settings  # noqa: PLC0415 - not needed for --help
 
-    callers = {caller.name: caller for caller in load_egress(args.file).callers}
-    if args.caller is None:
-        if callers:
-            found.notes.append(f"Callers have limits of their own: add them with --caller {' or '.join(callers)}.")
-        return
-    if args.caller not in callers:
-        known = f"expected {', '.join(callers)}" if callers else "the file has no callers"
-        advice = did_you_mean(args.caller, callers) or known
-        raise ConfigError(f"there is no caller {args.caller!r}: {advice}", field="--caller")
-    caller = callers[args.caller]
-    if caller.limits:
-        cost = {limit.unit: 1 for limit in caller.limits if limit.unit in ("requests", "concurrent-requests")}
-        found.add_policy(f"caller {caller.name}", caller.policy, cost)
-        found.sort()
-        if len(cost) < len(caller.limits):
-            found.notes.append(f"The limits of {caller.name} for tokens and money depend on the size of the request.")
+    settings = load_settings(file, environment=os.environ)
+    return settings.providers, settings.provider_dirs
 
 
 def read_body(path: str | None) -> bytes | None:
@@ -205,10 +191,49 @@ def read_body(path: str | None) -> bytes | None:
 
 def explain_call(args: argparse.Namespace) -> Explanation:
     """Explain a call of a service."""
-    from tidegate._cli.explain_service import explain_policy  # noqa: PLC0415 - not needed for --help
-    from tidegate.service._config.settings import load_settings  # noqa: PLC0415 - as above
+    from tidegate.service._config.settings import load_settings  # noqa: PLC0415 - not needed for --help
+    from tidegate.service.explain import explain_call as explain_call_of  # noqa: PLC0415 - as above
 
     if not args.key:
         raise ConfigError("expected the key of the call, such as --key user:42", field="--key")
     key = args.key[0] if len(args.key) == 1 else tuple(args.key)
-    return explain_policy(load_settings(args.file, environment=os.environ), args.policy, key)
+    return explain_call_of(load_settings(args.file, environment=os.environ), args.policy, key)
+
+
+def write(found: Explanation, output: Output) -> None:
+    """Write an explanation as text."""
+    output.write_line(found.request, "bold")
+    if found.verdict:
+        output.write_line(found.verdict)
+    if found.key is not None:
+        output.write_line(f"key: {output.clean(found.key)}{f' ({found.key_reason})' if found.key_reason else ''}")
+    if found.rules:
+        output.write_line()
+        rows = [(each.rule, each.pattern, "matches" if each.matches else f"no: {each.reason}") for each in found.rules]
+        styles = ["green" if each.matches else "dim" for each in found.rules]
+        output.write_table(TextTable(RULE_COLUMNS, list(rows), styles))
+    if found.limits:
+        output.write_line()
+        output.write_line("limits, the strictest first:", "bold")
+        output.write_table(TextTable(LIMIT_COLUMNS, [limit_row(i, each) for i, each in enumerate(found.limits, 1)]))
+    if found.denial is not None:
+        output.write_line()
+        output.write_line(found.denial.when, "bold")
+        for line in found.denial.says:
+            output.write_line(f"  {line}")
+    for note in found.notes:
+        output.write_line()
+        output.write_line(note)
+
+
+def limit_row(number: int, limit: ApplicableLimit) -> tuple[str, ...]:
+    """Return the cells of a limit."""
+    pace = "" if limit.one_every is None else format_pace(limit.one_every)
+    if limit.unit == "concurrent-requests":
+        pace = "a free slot"
+    return str(number), limit.name, limit.owner, limit.text, f"{limit.at_once:,}", pace, limit.mode
+
+
+def format_pace(seconds: float) -> str:
+    """Write the time between two requests, below a minute in three digits: 1.8s is not 2s."""
+    return f"{seconds:.3g}s" if 1 <= seconds < MINUTE else format_duration(seconds)

@@ -3,6 +3,7 @@
 A thin layer over `tidegate.outbound`: its AsyncGate decides, waits, learns and settles. The gateway counts nothing.
 
 settings     the egress file
+explain      which limits apply to a request, and why
 reload       reads the file again when it changes
 callers      who may call: tokens, rights, own limits
 routes       which provider and URL a request is for: /to/HOST/…, /NAME/…, http://… and CONNECT

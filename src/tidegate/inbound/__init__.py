@@ -4,6 +4,7 @@ asgi, wsgi, aiohttp                 RateLimitMiddleware, for whole applications
 starlette, fastapi, flask, django   limit(…), for single routes; also in aiohttp
 drf                                 throttle classes for Django REST Framework
 functions                           limit(…), for plain functions
+explain                             explain_request(…): which limits apply to a request, and why
 testing                             limits_disabled(…) and reset_limits(…), for the tests of an application
 """
 

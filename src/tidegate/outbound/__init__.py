@@ -9,6 +9,7 @@ httpx.py       adapter for httpx
 httpx2.py      adapter for httpx2, the library of the current SDKs of OpenAI, Anthropic, Google and Mistral
 requests.py    adapter for requests
 aiohttp.py     adapter for aiohttp
+explain.py     which limits apply to a request, and why
 sources/       URLs fetched on a schedule: scheduler, workers, service
 """
 

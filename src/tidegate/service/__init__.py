@@ -11,6 +11,7 @@ dashboard                 the page that shows the state of the service
 runtime                   processes, and optional components: sources, a budget, a swarm, telemetry, a demo
 client                    calls a running service, with leases on the client side
 doctor                    checks a deployment
+explain                   which limits apply to a call, and why
 """
 
 from tidegate.service._config.settings import Settings, load_settings

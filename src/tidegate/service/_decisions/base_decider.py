@@ -141,49 +141,20 @@ class BaseDecider:
         if found is None:
             return None
         policy_limiter, key = found
+        waits = bool(timeout) or call is not None
+        if not waits and (decided := self._decide_found(policy_limiter, key, cost)) is not ASK_STORE:
+            return decided  # type: ignore[return-value]  # a decision
         if self.blocks.active and (denial := await self._deny_if_blocked(policy_limiter, key, cost)) is not None:
             return denial
-        if timeout or call is not None:
+        if waits:
             bounded = self._bound_timeout(timeout) if timeout else None
             return await self._charge(policy_limiter, key, cost, bounded, priority, call)
-        decide_now = policy_limiter.decide_now
-        decision = None if decide_now is None else decide_now(key, cost)
-        if decision is None:  # as try_acquire of a limiter, with two coroutines less
-            if self.closed:
-                raise Closed("the service is stopping")
-            policy = policy_limiter.policy
-            costs = policy.one if cost == 1 and cost.__class__ is int else policy.costs(cost)
-            decision = apply_mode(policy, (await self.store.apply_async("acquire", ((policy, key, costs),)))[0])
+        if self.closed:
+            raise Closed("the service is stopping")
+        policy = policy_limiter.policy  # as try_acquire of a limiter, with two coroutines less
+        costs = policy.one if cost == 1 and cost.__class__ is int else policy.costs(cost)
+        decision = apply_mode(policy, (await self.store.apply_async("acquire", ((policy, key, costs),)))[0])
         return self._finish(policy_limiter, key, cost, decision)
-
-    def decide_now(self, policy: str, key: Key, cost: Cost = 1) -> Decision | object | None:
-        """Do what `acquire` does, without a coroutine; ASK_STORE, and nothing is done, if that needs the store.
-
-        All interfaces ask this first: HTTP, RESP, checks for proxies, batches.
-        """
-        found = self._plain_limiters.get(policy)
-        if found is None or key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
-            return self.decide_subject_now(Subject(policy, key), cost)
-        if found.decide_now is None or self.blocks.latest_end:
-            return self._decide_found(found, key, cost)
-        decision = found.decide_now(key, cost)
-        return ASK_STORE if decision is None else self._finish(found, key, cost, decision)
-
-    def decide_subject_now(self, subject: Subject, cost: Cost = 1) -> Decision | object | None:
-        """Do what `decide_now` does, for any subject."""
-        found = self.find(subject)
-        return None if found is None else self._decide_found(*found, cost)
-
-    def _decide_found(self, policy_limiter: PolicyLimiter, key: Key, cost: Cost) -> Decision | object | None:
-        decide_now = policy_limiter.decide_now
-        if decide_now is None:
-            return ASK_STORE
-        if self.blocks.active:
-            known = self.blocks.known(policy_limiter.policy.name, key)
-            if known is not True:
-                return ASK_STORE if known is False else self._finish(policy_limiter, key, cost, known)
-        decision = decide_now(key, cost)
-        return ASK_STORE if decision is None else self._finish(policy_limiter, key, cost, decision)
 
     async def _charge(
         self,
@@ -358,28 +329,9 @@ class BaseDecider:
             if found is not None:
                 self.refund_abandoned(found[0].policy, found[1], cost, result)
 
-    def batch_now(
-        self, policies: Sequence[str], keys: Sequence[Key], costs: Sequence[Cost]
-    ) -> list[Decision | RateLimitError]:
-        """Decide on keys of policies as `batch` does, on a store in memory."""
-        found = self._plain_limiters.get(policies[0])
-        if found is not None and found.decide_now is not None and not self.blocks.latest_end:
-            one_policy = policies.count(policies[0]) == len(policies) and costs.count(1) == len(costs)
-            if one_policy and "".join(keys).isascii() and max(map(len, keys)) <= MAX_KEY_LENGTH:  # type: ignore[arg-type]  # strings
-                decide = found.decide_now
-                return self._finish_all(found, keys, [decide(key, 1) for key in keys])  # type: ignore[misc]  # it decides
-        decide_now = self.decide_now
-        results: list[Any] = []
-        for policy, key, cost in zip(policies, keys, costs, strict=True):
-            try:
-                results.append(decide_now(policy, key, cost))
-            except RateLimitError as error:
-                results.append(error)
-        return results
-
-    def _decide_or_error(self, subject: Subject, cost: Cost) -> Any:  # noqa: ANN401 - as decide_now, or an error
+    def _decide_or_error(self, subject: Subject, cost: Cost) -> Any:  # noqa: ANN401 - as acquire_subject_now, or an error
         try:
-            return self.decide_subject_now(subject, cost)
+            return self.acquire_subject_now(subject, cost)
         except RateLimitError as error:
             return error
 
@@ -401,35 +353,99 @@ class BaseDecider:
         except RateLimitError as error:
             return error
 
-    # ---- for Envoy: descriptors, and several policies at once --------------------------------------------------------
+    # ---- at once -----------------------------------------------------------------------------------------------------
+    #
+    # These functions decide without a coroutine. If that is not possible, they do nothing and return ASK_STORE; the
+    # caller then awaits the function in the last column.
+    #
+    # called for                           function              possible with                otherwise
+    # HTTP acquire, checks, TG.ACQUIRE     acquire_now           memory, or permits of leases acquire
+    # asks of a batch, descriptors         acquire_subject_now   memory, or permits of leases acquire
+    # HTTP batches, pipelined TG.ACQUIRE   batch_now             memory                       batch
+    # CL.THROTTLE                          acquire_policy_now    memory                       acquire_policy
+    # Envoy, one descriptor, in a thread   acquire_in_thread     memory                       acquire_together
+
+    def acquire_now(self, policy: str, key: Key, cost: Cost = 1) -> Decision | object | None:
+        """Take permits of a key."""
+        found = self._plain_limiters.get(policy)
+        if found is None or key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
+            return self.acquire_subject_now(Subject(policy, key), cost)
+        if found.decide_now is None or self.blocks.latest_end:
+            return self._decide_found(found, key, cost)
+        decision = found.decide_now(key, cost)
+        return ASK_STORE if decision is None else self._finish(found, key, cost, decision)
+
+    def acquire_subject_now(self, subject: Subject, cost: Cost = 1) -> Decision | object | None:
+        """Take permits of any subject; None if it is not limited."""
+        found = self.find(subject)
+        return None if found is None else self._decide_found(*found, cost)
+
+    def _decide_found(self, policy_limiter: PolicyLimiter, key: Key, cost: Cost) -> Decision | object | None:
+        decide_now = policy_limiter.decide_now
+        if decide_now is None:
+            return ASK_STORE
+        if self.blocks.active:
+            known = self.blocks.known(policy_limiter.policy.name, key)
+            if known is not True:
+                return ASK_STORE if known is False else self._finish(policy_limiter, key, cost, known)
+        decision = decide_now(key, cost)
+        return ASK_STORE if decision is None else self._finish(policy_limiter, key, cost, decision)
+
+    def batch_now(
+        self, policies: Sequence[str], keys: Sequence[Key], costs: Sequence[Cost]
+    ) -> list[Decision | RateLimitError] | object:
+        """Decide on keys of policies, each independently; errors are results."""
+        if not self.store.instant:
+            return ASK_STORE
+        found = self._plain_limiters.get(policies[0])
+        if found is not None and found.decide_now is not None and not self.blocks.latest_end:
+            one_policy = policies.count(policies[0]) == len(policies) and costs.count(1) == len(costs)
+            if one_policy and "".join(keys).isascii() and max(map(len, keys)) <= MAX_KEY_LENGTH:  # type: ignore[arg-type]  # strings
+                decide = found.decide_now
+                return self._finish_all(found, keys, [decide(key, 1) for key in keys])  # type: ignore[misc]  # it decides
+        asks = zip(policies, keys, costs, strict=True)
+        return [self._decide_or_error(Subject(policy, key), cost) for policy, key, cost in asks]
+
+    def acquire_policy_now(self, counted: CountedPolicy, key: Key, cost: int) -> Decision | object:
+        """Take permits of a policy that is not in the file. Its keys cannot be blocked."""
+        if not self.store.instant:
+            return ASK_STORE
+        policy = counted.policy
+        return self._finish(counted, key, cost, self.store.apply_one("acquire", policy, key, policy.costs(cost)))
 
     def acquire_in_thread(
         self, loop: asyncio.AbstractEventLoop, variant: PolicyVariant, key: Key, cost: int
-    ) -> Decision | None:
-        """Take permits for a valid key from another thread; None if that needs the event loop that owns this object.
+    ) -> Decision | object:
+        """Take permits of a valid key from a thread that is not the one of the event loop, which owns this object.
 
-        Everything but the count of an allowed call is recorded by the event loop. CPython does not switch threads
-        within that addition.
+        CPython does not switch threads while an allowed call is counted; the event loop records all others.
         """
         policy_limiter = self._limiter_for(variant)
         if self.policies.slots.get(variant.slot) is not variant:  # the policies have changed meanwhile
             if policy_limiter.policy is variant.policy:  # perhaps added after the change
                 self._policy_limiters.pop(variant.slot, None)
-            return None
+            return ASK_STORE
         decide_now = policy_limiter.decide_now
         if decide_now is None or not self.store.instant or self.blocks.active:
-            return None
+            return ASK_STORE
         decision = decide_now(key, cost)
         if decision is None:  # pragma: no cover - a store in memory always decides
-            return None
-        if decision.within_limits and not self._observers and not self.stats.near_limit.samples_left:
-            policy_limiter.count.row[ALLOWED] += 1
-        else:
-            loop.call_soon_threadsafe(self._finish, policy_limiter, key, cost, decision.with_views())
+            return ASK_STORE
+        if decision.within_limits and not self._observers:
+            return self._finish(policy_limiter, key, cost, decision)
+        loop.call_soon_threadsafe(self._finish, policy_limiter, key, cost, decision.with_views())
         return decision
 
-    async def decide_all(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision]:
-        """Decide on several policies, all or nothing: if one limit denies, nothing is charged.
+    # ---- policies that are not in the file, and several together -----------------------------------------------------
+
+    async def acquire_policy(self, counted: CountedPolicy, key: Key, cost: int) -> Decision:
+        """Take permits of a policy that is not in the file. Its keys cannot be blocked."""
+        policy = counted.policy
+        (decision,) = await self.store.apply_async("acquire", ((policy, key, policy.costs(cost)),))
+        return self._finish(counted, key, cost, decision)
+
+    async def acquire_together(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision]:
+        """Take permits of several policies, all or nothing: if one limit denies, nothing is charged.
 
         Policies in shadow mode are decided one by one, after the others: they never deny.
         """
@@ -450,11 +466,6 @@ class BaseDecider:
             for number, decision in zip(group, decisions, strict=True):
                 found[number] = self._record_one_of_group(*asks[number], decision)
         return [decision for decision in found if decision is not None]
-
-    def acquire_now(self, counted: CountedPolicy, key: Key, cost: int) -> Decision:
-        """Take permits of a policy that is not in the file, on a store in memory. Its keys cannot be blocked."""
-        policy = counted.policy
-        return self._finish(counted, key, cost, self.store.apply_one("acquire", policy, key, policy.costs(cost)))
 
     async def _deny_if_one_is_blocked(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision] | None:
         """Deny a request if one of its keys is blocked; the other keys are only peeked at."""

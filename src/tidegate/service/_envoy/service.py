@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.service._decisions.descriptors import ENVOY_UNITS, request_policy
-from tidegate.service._decisions.policy_limiters import bound_key
+from tidegate.service._decisions.policy_limiters import ASK_STORE, bound_key
 from tidegate.service._envoy.encoding import encode_response
 from tidegate.service._envoy.messages import METHOD, SERVICE, read_request
 
@@ -97,8 +97,9 @@ class RateLimitService:
         found = domain.match([(entry.key, entry.value) for entry in descriptor.entries])
         if found is None:
             return None
-        decision = self.decider.acquire_in_thread(self._loop, found[0], bound_key(found[1]), request.hits_addend or 1)
-        return None if decision is None else encode_response((decision,), self._style)
+        cost = request.hits_addend or 1
+        decision: Any = self.decider.acquire_in_thread(self._loop, found[0], bound_key(found[1]), cost)
+        return None if decision is ASK_STORE else encode_response((decision,), self._style)
 
     def _respond_in_loop(self, request: Any, context: Any) -> bytes:  # noqa: ANN401 - as above
         """Respond from the event loop; if the client goes away, the call is cancelled, and the store refunds it."""
@@ -163,7 +164,7 @@ class RateLimitService:
             for index, policy, key, _ in to_charge:  # the request is denied already: charge nothing
                 decisions[index] = await self.decider.peek_policy(policy, key)
             return decisions
-        charged = await self.decider.decide_all([(policy, key, cost) for _, policy, key, cost in to_charge])
+        charged = await self.decider.acquire_together([(policy, key, cost) for _, policy, key, cost in to_charge])
         for (index, *_), decision in zip(to_charge, charged, strict=True):
             decisions[index] = decision
         return decisions

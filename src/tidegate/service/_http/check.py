@@ -106,7 +106,7 @@ def check(decider: Decider, query: bytes, headers: Mapping[bytes, bytes], style:
         raise ProblemError("bad-request", f"deny: expected one of {', '.join(DENIAL_STATUSES)}, not {deny[:50]!r}")
     key = read_key(pairs, headers)
     subject = Subject(values["policy"], key if len(key) > 1 else key[0])
-    decision: Any = decider.decide_subject_now(subject, int(cost))
+    decision: Any = decider.acquire_now(subject.policy, subject.key, int(cost))
     if decision is ASK_STORE:
         return check_later(decider, subject, int(cost), deny, style)
     return write_reply(decision, deny, style)

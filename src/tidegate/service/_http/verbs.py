@@ -80,13 +80,11 @@ class Verbs:
         key, cost = request.key, request.cost
         if key.__class__ is not str or request.timeout or request.priority:
             return None
-        decision: Any = self.decider.decide_now(request.policy, key, 1 if cost is UNSET else cost)  # type: ignore[arg-type]  # a request with a key has a policy
+        decision: Any = self.decider.acquire_now(request.policy, key, 1 if cost is UNSET else cost)  # type: ignore[arg-type]  # a request with a key has a policy
         return None if decision is ASK_STORE else encode(decision_response(decision))
 
     def _batch_now(self, request: BatchRequest) -> bytes | None:
-        """Run a batch of keys of policies, on a store in memory."""
-        if not self.decider.store.instant:
-            return None
+        """Run a batch of keys of policies."""
         policy, keys, asks = request.policy, request.keys, request.asks
         if asks:
             keys = [ask.key for ask in asks]
@@ -95,8 +93,8 @@ class Verbs:
             policies, costs = [policy] * len(keys), [1] * len(keys)  # type: ignore[arg-type]  # a batch has asks or keys
         if not all([key.__class__ is str for key in keys]):  # type: ignore[union-attr]  # noqa: C419 - as above; faster as a list
             return None
-        results = self.decider.batch_now(policies, keys, costs)  # type: ignore[arg-type]  # as above
-        return encode(self._batch_response(request, results, {}))
+        results: Any = self.decider.batch_now(policies, keys, costs)  # type: ignore[arg-type]  # as above
+        return None if results is ASK_STORE else encode(self._batch_response(request, results, {}))
 
     async def acquire(self, request: AcquireRequest, call: KeyedCall | None = None) -> DecisionResponse:
         """Take permits, waiting if requested."""

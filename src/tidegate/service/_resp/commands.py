@@ -110,9 +110,11 @@ class Commands:
             if reply is not None:
                 self._acquire_latency.add(self._steady() - start)
                 return reply.encode()
-        if not self._decider.store.instant or not 1 < len(keys) <= MAX_BATCH:
+        if not 1 < len(keys) <= MAX_BATCH:
             return None
-        results = self._decider.batch_now(policies, keys, [1] * len(keys))
+        results: Any = self._decider.batch_now(policies, keys, [1] * len(keys))
+        if results is ASK_STORE:
+            return None
         replies = "".join([self._write_result(each) for each in results])
         self._batch_latency.add(self._steady() - start)
         return replies.encode()
@@ -120,7 +122,7 @@ class Commands:
     def _acquire_now(self, policy: str, key: str) -> str | None:
         """Decide a common command; None if the store has to be asked."""
         try:
-            decision: Any = self._decider.decide_now(policy, key)
+            decision: Any = self._decider.acquire_now(policy, key)
         except RateLimitError as error:
             return self._refuse(error)
         return None if decision is ASK_STORE else write_decision(decision)

@@ -52,7 +52,7 @@ class Throttle:
         """Run a call with these arguments on a store in memory."""
         counted, key, quantity = self._read(words)
         if quantity:
-            return write_throttled(self._decider.acquire_now(counted, key, quantity))
+            return write_throttled(self._decider.acquire_policy_now(counted, key, quantity))  # type: ignore[arg-type]  # it decides
         return write_throttled(self._decider.store.apply_one("peek", counted.policy, key, (0,)))
 
     async def run(self, words: Sequence[str], refunds: list[Callable[[], None]]) -> str:
@@ -62,7 +62,7 @@ class Throttle:
         counted, key, quantity = self._read(words)
         if not quantity:
             return write_throttled(await self._decider.peek_policy(counted.policy, key, 0))
-        (decision,) = await self._decider.decide_all(((counted.policy, key, quantity),))
+        decision = await self._decider.acquire_policy(counted, key, quantity)
         refunds.append(partial(self._decider.refund_abandoned, counted.policy, key, quantity, decision))
         return write_throttled(decision)
 

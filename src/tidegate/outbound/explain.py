@@ -1,16 +1,20 @@
-"""Explains a request that a program sends: the provider that limits it, its quota, its cost."""
+"""Explains which limits of a provider apply to a request that is sent, with the code that limits it.
+
+    found = explain_request(Providers.load(["models.yaml"]), "POST", "https://api.example.com/v1/chat")
+    found.limits[0].name, found.limits[0].at_once, found.verdict
+
+It sends nothing and reads no usage: the result is that for an unused quota. `tidegate explain` prints it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from tidegate._cli.explanation import Explanation, RuleVerdict, show_key
-from tidegate._cli.output import counted
+from tidegate._policy.explanation import ExplainedDenial, Explanation, RuleVerdict, after_burst, show_key
 from tidegate._runtime.clock import ManualClock, SystemClock
 from tidegate._runtime.urls import redact
 from tidegate.errors import Denied
-from tidegate.outbound import Providers
 from tidegate.outbound._providers.hosts import host_of
 from tidegate.outbound._quota.cost import cost_of, endpoint_of
 from tidegate.outbound._quota.exchange import OutboundRequest
@@ -18,26 +22,20 @@ from tidegate.outbound._quota.gate import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from tidegate.outbound import Provider
+    from tidegate.outbound._providers.provider import Provider
+    from tidegate.outbound._providers.registry import Providers
     from tidegate.outbound._quota.account import Account
 
-Headers = list[tuple[str, str]]
-SCOPE_NAMES = {"host": "host", "path": "endpoint", "credential": "credential", "model": "model"}
+__all__ = ["explain_request"]
+
+SCOPE_NAMES: Final = {"host": "host", "path": "endpoint", "credential": "credential", "model": "model"}
 
 
-def explain_sent(
-    method: str,
-    url: str,
-    *,
-    headers: Headers,
-    body: bytes | None = None,
-    files: Sequence[Path | str] = (),
-    folders: Sequence[Path | str] = (),
+def explain_request(
+    providers: Providers, method: str, url: str, *, headers: Sequence[tuple[str, str]] = (), body: bytes | None = None
 ) -> Explanation:
-    """Explain which limits of provider files apply to a request."""
-    providers = Providers.load(files, folders, permissions="ignore")
+    """Explain which limits apply to a request: the strictest first, the provider, its key and cost, and the denial."""
     fields = {name.lower(): value for name, value in headers}
     request = OutboundRequest(
         method, url, lambda name: fields.get(name.lower()), lambda: body, replays=False, unreached=lambda _error: False
@@ -45,26 +43,26 @@ def explain_sent(
     clock = ManualClock(SystemClock.ns() / 1e9)  # it does not advance, so nothing is refilled
     gate = Gate(providers, "memory://", timeout=0, clock=clock, reload=None)
     try:
-        return explain_call(gate, request)
+        return _explain_call(gate, request)
     finally:
         gate.close()
 
 
-def explain_call(gate: Gate, request: OutboundRequest) -> Explanation:
+def _explain_call(gate: Gate, request: OutboundRequest) -> Explanation:
     """Ask a gate about a request."""
     host = host_of(request.url)
     found = Explanation(f"{request.method} {redact(request.url)}", "provider")
     chosen = gate.planner.find_provider(request.url)
     for provider in gate.providers:
-        found.rules.append(explain_domain(provider, chosen, host))
+        found.rules.append(_explain_domain(provider, chosen, host))
     if chosen is None:
         found.verdict = f"Not limited: no provider has the domain {host} or a parent of it."
         return found
-    found.rules += explain_costs(chosen, request)
+    found.rules += _explain_costs(chosen, request)
     account = gate.planner.account(chosen, request)
     cost = cost_of(account, request, None)
     found.verdict = f"Limited by the provider {chosen.name}."
-    found.key, found.key_reason = show_key(account.key), describe_scope(chosen)
+    found.key, found.key_reason = show_key(account.key), _describe_scope(chosen)
     found.add_policy(account.provider.title, account.provider.policy, cost)
     for ceiling in chosen.ceilings:
         found.notes.append(f"The ceiling {ceiling.policy.name.removeprefix('spend:')} also applies: {ceiling.limit}.")
@@ -72,11 +70,11 @@ def explain_call(gate: Gate, request: OutboundRequest) -> Explanation:
         members = ", ".join(member.name for member in chosen.pool.members)
         found.notes.append(f"The provider is a pool of {members}. The limits are those of the first member.")
     found.sort()
-    explain_denial(gate, account, found, request)
+    _explain_denial(gate, account, found, request)
     return found
 
 
-def explain_domain(provider: Provider, chosen: Provider | None, host: str) -> RuleVerdict:
+def _explain_domain(provider: Provider, chosen: Provider | None, host: str) -> RuleVerdict:
     """Say whether a provider is the one of a host."""
     if provider is chosen:
         return RuleVerdict(provider.name, provider.domain, matches=True)
@@ -85,7 +83,7 @@ def explain_domain(provider: Provider, chosen: Provider | None, host: str) -> Ru
     return RuleVerdict(provider.name, provider.domain, matches=False, reason=reason)
 
 
-def explain_costs(provider: Provider, request: OutboundRequest) -> list[RuleVerdict]:
+def _explain_costs(provider: Provider, request: OutboundRequest) -> list[RuleVerdict]:
     """Say which endpoint sets the cost."""
     found, chosen = [], endpoint_of(provider, request)
     path = urlsplit(request.url).path or "/"
@@ -99,23 +97,23 @@ def explain_costs(provider: Provider, request: OutboundRequest) -> list[RuleVerd
     return found
 
 
-def describe_scope(provider: Provider) -> str:
+def _describe_scope(provider: Provider) -> str:
     """Say what has a quota of its own."""
     if not provider.per:
         return "one quota for all requests to the provider"
     return f"a quota for each {' and '.join(SCOPE_NAMES[scope] for scope in provider.per)}"
 
 
-def explain_denial(gate: Gate, account: Account, found: Explanation, request: OutboundRequest) -> None:
+def _explain_denial(gate: Gate, account: Account, found: Explanation, request: OutboundRequest) -> None:
     """Use up the strictest limit, and keep what the next request would raise."""
     strictest = found.strictest
     if strictest is None or not strictest.at_once:
         return
     account.limiter.try_acquire(account.key, {strictest.unit: strictest.at_once * strictest.cost})
-    when = f"after {counted(strictest.at_once, 'such request')} at once, the next one waits for {strictest.name}:"
+    when = f"{after_burst(strictest.at_once, 'request')}, the next one waits for {strictest.name}:"
     try:
         gate.run(gate.send_flow(request, lambda *_arguments: None))
     except Denied as denied:
         retry = denied.decision.retry_after
         says = [f"if the request may not wait that long, the client library raises: {denied}"]
-        found.denial = {"when": when, "retry_after": retry, "message": str(denied), "says": says}
+        found.denial = ExplainedDenial(when, says, {"retry_after": retry, "message": str(denied)})

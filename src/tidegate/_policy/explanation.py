@@ -1,39 +1,22 @@
-"""An explanation of a request: the rules it was compared with, its key, its limits, and what a denial says."""
+"""An explanation of a request or call: the rules it was compared with, its key, its limits, and what a denial says."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from tidegate._cli.tables import TableColumn, TextTable
-from tidegate._policy.durations import format_duration
 from tidegate.core._bounds import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tidegate._cli.output import Output
-    from tidegate._policy import Cost, Key, Policy
+    from tidegate._policy.key import Key
+    from tidegate._policy.model import Cost, Policy
     from tidegate.core._limit import Limit
 
-MINUTE: Final = 60
 NAME_OPTION = re.compile(r' name=(?:"(?:[^"\\]|\\.)*"|\S+)')  # of a limit; the name has a column of its own
-RULE_COLUMNS: Final = (
-    TableColumn("rule"),
-    TableColumn("what it matches", shrinks=True),
-    TableColumn("this request", shrinks=True),
-)
-LIMIT_COLUMNS: Final = (
-    TableColumn("", right=True),
-    TableColumn("limit", shrinks=True),
-    TableColumn("of"),
-    TableColumn("allows", shrinks=True),
-    TableColumn("at once", right=True),
-    TableColumn("then one every", right=True),
-    TableColumn("mode", optional=True),
-)
 
 
 @dataclass(frozen=True)
@@ -70,9 +53,18 @@ class ApplicableLimit:
         return self.mode == "shadow", self.at_once, -self.seconds_each
 
 
+@dataclass(frozen=True)
+class ExplainedDenial:
+    """A denial: when it happens, what it says in lines, and the same as `details`: status, retry_after and so on."""
+
+    when: str
+    says: list[str]
+    details: dict[str, object]
+
+
 @dataclass
 class Explanation:
-    """What is written about a request."""
+    """What limits a request or call, and why. `tidegate explain` prints it."""
 
     request: str
     kind: str
@@ -81,7 +73,7 @@ class Explanation:
     rules: list[RuleVerdict] = field(default_factory=list)
     limits: list[ApplicableLimit] = field(default_factory=list)
     verdict: str = ""  # in one sentence, why these limits apply, or why none does
-    denial: dict[str, Any] | None = None
+    denial: ExplainedDenial | None = None
     notes: list[str] = field(default_factory=list)
 
     def add_policy(self, owner: str, policy: Policy, cost: Cost) -> None:
@@ -99,42 +91,10 @@ class Explanation:
             (limit for limit in sorted(self.limits, key=lambda each: each.strictness) if limit.mode != "shadow"), None
         )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Describe it for JSON."""
-        return {**asdict(self), "limited": bool(self.limits)}
-
-    def write(self, output: Output) -> None:
-        """Write it as text."""
-        output.write_line(self.request, "bold")
-        if self.verdict:
-            output.write_line(self.verdict)
-        if self.key is not None:
-            output.write_line(f"key: {output.clean(self.key)}{f' ({self.key_reason})' if self.key_reason else ''}")
-        if self.rules:
-            output.write_line()
-            rows = [
-                (each.rule, each.pattern, "matches" if each.matches else f"no: {each.reason}") for each in self.rules
-            ]
-            styles = ["green" if each.matches else "dim" for each in self.rules]
-            output.write_table(TextTable(RULE_COLUMNS, list(rows), styles))
-        if self.limits:
-            output.write_line()
-            output.write_line("limits, the strictest first:", "bold")
-            output.write_table(
-                TextTable(LIMIT_COLUMNS, [limit_row(i, each) for i, each in enumerate(self.limits, start=1)])
-            )
-        self._write_denial(output)
-        for note in self.notes:
-            output.write_line()
-            output.write_line(note)
-
-    def _write_denial(self, output: Output) -> None:
-        if self.denial is None:
-            return
-        output.write_line()
-        output.write_line(self.denial["when"], "bold")
-        for line in self.denial["says"]:
-            output.write_line(f"  {line}")
+        denial = self.denial and {"when": self.denial.when, **self.denial.details, "says": self.denial.says}
+        return {**asdict(self), "denial": denial, "limited": bool(self.limits)}
 
 
 def show_key(key: Key) -> str:
@@ -142,17 +102,9 @@ def show_key(key: Key) -> str:
     return key if isinstance(key, str) else " ".join(key)
 
 
-def limit_row(number: int, limit: ApplicableLimit) -> tuple[str, ...]:
-    """Return the cells of a limit."""
-    pace = "" if limit.one_every is None else format_pace(limit.one_every)
-    if limit.unit == "concurrent-requests":
-        pace = "a free slot"
-    return str(number), limit.name, limit.owner, limit.text, f"{limit.at_once:,}", pace, limit.mode
-
-
-def format_pace(seconds: float) -> str:
-    """Write the time between two requests, below a minute in three digits: 1.8s is not 2s."""
-    return f"{seconds:.3g}s" if 1 <= seconds < MINUTE else format_duration(seconds)
+def after_burst(count: int, singular: str) -> str:
+    """Return the words for the moment after as many requests as a limit allows at once."""
+    return f"after {count:,} such {singular}{'' if count == 1 else 's'} at once"
 
 
 def applicable_limits(owner: str, limits: Iterable[Limit], costs: Iterable[int], mode: str) -> list[ApplicableLimit]:

@@ -1,64 +1,128 @@
-"""Explains a request that an application receives, with the request limiter of the middlewares."""
+"""Explains which limits of a middleware's configuration apply to a request, with the code that limits it.
+
+    found = explain_request("config.yaml", "POST", "/login", address="203.0.113.9")
+    found.limits[0].name, found.limits[0].at_once, found.verdict
+
+It sends nothing and reads no usage: the result is that for a new client. `tidegate explain` prints it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tidegate._cli.explanation import Explanation, RuleVerdict, show_key
-from tidegate._cli.output import counted
+from tidegate._policy.explanation import ExplainedDenial, Explanation, RuleVerdict, after_burst, show_key
 from tidegate._runtime.clock import ManualClock, SystemClock
 from tidegate._runtime.flow import run
 from tidegate._runtime.suggestions import did_you_mean
 from tidegate.errors import ConfigError
+from tidegate.inbound._client.address import parse_address
 from tidegate.inbound._client.request import Request
 from tidegate.inbound._limiting.charges import perform
 from tidegate.inbound._limiting.request_limiter import RequestLimiter
 from tidegate.inbound._limiting.request_targets import RequestTarget
 from tidegate.inbound._responses.response import fit_to_status
 from tidegate.inbound._rules.config import load_rules
-from tidegate.inbound._rules.explain import explain_endpoints
+from tidegate.inbound._rules.model import MESSAGE_METHOD, find_endpoints
 from tidegate.inbound._rules.path_readings import wsgi_routes
+from tidegate.inbound._rules.paths import PathTree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from tidegate._cli.explanation import ApplicableLimit
+    from tidegate._policy.explanation import ApplicableLimit
     from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._limiting.charges import RequestCharge
-    from tidegate.inbound._rules.model import Rules
+    from tidegate.inbound._rules.model import Endpoint, Rules
     from tidegate.inbound._rules.path_readings import Route
 
-Headers = list[tuple[str, str]]
+__all__ = ["explain_request"]
+
+EXEMPT: Final = "exempt"
 
 
-def explain_received(
-    file: str,
+def explain_request(
+    config: str | Path | Mapping[str, object] | None,
     method: str,
     path: str,
     *,
-    peer: str | None,
-    headers: Headers,
-    trusted: Sequence[str] = (),
+    address: str | None = None,
+    headers: Sequence[tuple[str, str]] = (),
+    trusted_proxies: Sequence[str] = (),
     plan: str | None = None,
 ) -> Explanation:
-    """Explain which limits of a middleware's file apply to a request."""
+    """Explain which limits apply to a request: the strictest first, the rules that match, the key, and the denial.
+
+    `config` and `trusted_proxies` are those of the middleware; `address` is where the request comes from, and `plan`
+    the client's plan.
+    """
+    if address is not None and parse_address(address) is None:
+        raise ConfigError(f"expected an address such as 203.0.113.9 or 2001:db8::1, not {address!r}", field="address")
     clock = ManualClock(SystemClock.ns() / 1e9)  # it does not advance, so nothing is refilled
-    plans = {name for category in load_rules(file).categories for name in category.plans}
+    plans = {name for category in load_rules(config).categories for name in category.plans}
     if plan is not None and plan not in plans:
         advice = did_you_mean(plan, plans) or f"the file has {', '.join(sorted(plans)) or 'no plans'}"
-        raise ConfigError(f"there is no plan {plan!r}: {advice}", field="--plan")
+        raise ConfigError(f"there is no plan {plan!r}: {advice}", field="plan")
     options: dict[str, Any] = {"plan": lambda _request: plan} if plans else {}
-    limiter = RequestLimiter(file, "memory://", trusted, clock=clock, **options)
+    limiter = RequestLimiter(config, "memory://", trusted_proxies, clock=clock, **options)
     try:
-        return Explainer(limiter, method, path, peer, headers).explain()
+        return _Explainer(limiter, method, path, address, headers).explain()
     finally:
         limiter.store.close()
 
 
-class Explainer:
+class EndpointVerdict(NamedTuple):
+    """An endpoint, its category (`exempt` for exempt endpoints), and whether a request matches it; if not, why not."""
+
+    category: str
+    endpoint: Endpoint
+    matches: bool
+    reason: str
+
+
+def explain_endpoints(rules: Rules, routes: Sequence[Route], method: str) -> Iterator[EndpointVerdict]:
+    """Yield the verdict on every endpoint of the rules, in their order."""
+    charged = {match.category.name for match in rules.matches(routes, (method,))}
+    groups = [(EXEMPT, rules.exempt), *((category.name, category.endpoints) for category in rules.categories)]
+    named = [(name, endpoint) for name, endpoints in groups for endpoint in endpoints]
+    found = [_matches(endpoint, routes, method) for _, endpoint in named]
+    exempted = not charged and any(each for each, (name, _) in zip(found, named, strict=True) if name == EXEMPT)
+    for candidate, (name, endpoint) in zip(found, named, strict=True):
+        if not candidate:
+            yield EndpointVerdict(name, endpoint, matches=False, reason=_difference(endpoint, routes, method))
+        elif name in charged or (name == EXEMPT and exempted):
+            yield EndpointVerdict(name, endpoint, matches=True, reason="")
+        else:
+            reason = "the rules are disabled" if not rules.enabled else "another endpoint is more specific"
+            if method in rules.exempt_methods:
+                reason = f"the method {method} is exempt"
+            yield EndpointVerdict(name, endpoint, matches=False, reason=reason)
+
+
+def _matches(endpoint: Endpoint, routes: Sequence[Route], method: str, *, any_method: bool = False) -> bool:
+    """Return whether a request would match an endpoint if there were no other."""
+    methods = [each for each in endpoint.methods if each != MESSAGE_METHOD]
+    if endpoint.methods and not methods:
+        return False
+    tree: PathTree[Endpoint] = PathTree()
+    tree.add(endpoint.path, () if any_method else methods, endpoint)
+    return any(find_endpoints(tree, routes, method))
+
+
+def _difference(endpoint: Endpoint, routes: Sequence[Route], method: str) -> str:
+    if endpoint.methods and set(endpoint.methods) == {MESSAGE_METHOD}:
+        return "it is for websocket messages"
+    if _matches(endpoint, routes, method, any_method=True):
+        return f"its methods are {', '.join(endpoint.methods)}, not {method}"
+    return "the path differs"
+
+
+class _Explainer:
     """Asks the request limiter of a file about one request."""
 
-    def __init__(self, limiter: RequestLimiter, method: str, path: str, peer: str | None, headers: Headers) -> None:
+    def __init__(
+        self, limiter: RequestLimiter, method: str, path: str, peer: str | None, headers: Sequence[tuple[str, str]]
+    ) -> None:
         """Identify the client, and find the categories."""
         self.limiter = limiter
         self.method = method
@@ -146,9 +210,10 @@ class Explainer:
         body = response.body.decode()
         when = "every request is denied:"
         if strictest is not None and strictest.at_once and not self.client.blocked:
-            when = f"after {counted(strictest.at_once, 'such request')} at once, {strictest.name} denies the next one:"
+            when = f"{after_burst(strictest.at_once, 'request')}, {strictest.name} denies the next one:"
         head = [f"HTTP {response.line}", *(f"{name}: {value}" for name, value in fields), body]
-        found.denial = {"when": when, "status": response.status, "headers": dict(fields), "body": body, "says": head}
+        details: dict[str, object] = {"status": response.status, "headers": dict(fields), "body": body}
+        found.denial = ExplainedDenial(when, head, details)
 
     def _use_up(self, strictest: ApplicableLimit) -> None:
         """Charge as much as the limit allows at once."""
