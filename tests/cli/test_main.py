@@ -25,7 +25,7 @@ def test_help_imports_no_command():
         "import sys; from tidegate._cli import main; main([]); print([m for m in sys.modules if 'tidegate._cli.' in m])"
     )
     text = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    imported = set(re.findall(r"tidegate\.cli\.(\w+)", text.splitlines()[-1]))
+    imported = set(re.findall(r"tidegate\._cli\.(\w+)", text.splitlines()[-1]))
     assert "output" in imported
     assert not imported & {*COMMANDS, "file_kinds", "service_args", "durations"}
 

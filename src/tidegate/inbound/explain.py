@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tidegate._policy.explanation import ExplainedDenial, Explanation, RuleVerdict, after_burst, show_key
+from tidegate._policy.explanation import (
+    ApplicableLimit,
+    ExplainedDenial,
+    Explanation,
+    RuleVerdict,
+    after_burst,
+    show_key,
+)
 from tidegate._runtime.clock import ManualClock, SystemClock
 from tidegate._runtime.flow import run
 from tidegate._runtime.suggestions import did_you_mean
@@ -30,13 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tidegate._policy.explanation import ApplicableLimit
     from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._limiting.charges import RequestCharge
     from tidegate.inbound._rules.model import Endpoint, Rules
     from tidegate.inbound._rules.path_readings import Route
 
-__all__ = ["explain_request"]
+__all__ = ["ApplicableLimit", "ExplainedDenial", "Explanation", "RuleVerdict", "explain_request"]
 
 EXEMPT: Final = "exempt"
 

@@ -11,7 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from tidegate._policy.explanation import ExplainedDenial, Explanation, RuleVerdict, after_burst, show_key
+from tidegate._policy.explanation import (
+    ApplicableLimit,
+    ExplainedDenial,
+    Explanation,
+    RuleVerdict,
+    after_burst,
+    show_key,
+)
 from tidegate._runtime.clock import ManualClock, SystemClock
 from tidegate._runtime.urls import redact
 from tidegate.errors import Denied
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
     from tidegate.outbound._providers.registry import Providers
     from tidegate.outbound._quota.account import Account
 
-__all__ = ["explain_request"]
+__all__ = ["ApplicableLimit", "ExplainedDenial", "Explanation", "RuleVerdict", "explain_request"]
 
 SCOPE_NAMES: Final = {"host": "host", "path": "endpoint", "credential": "credential", "model": "model"}
 

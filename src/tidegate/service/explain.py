@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from tidegate._limiter.limiter import Limiter
 from tidegate._policy import normal_key
 from tidegate._policy.durations import format_duration
-from tidegate._policy.explanation import ExplainedDenial, Explanation, RuleVerdict, after_burst, show_key
+from tidegate._policy.explanation import (
+    ApplicableLimit,
+    ExplainedDenial,
+    Explanation,
+    RuleVerdict,
+    after_burst,
+    show_key,
+)
 from tidegate._runtime.clock import ManualClock, SystemClock
 from tidegate.service._decisions.policies import FULL_ROLLOUT, rollout_percent
 
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     from tidegate._policy import Cost, Key, Policy
     from tidegate.service._config.settings import Settings
 
-__all__ = ["explain_call"]
+__all__ = ["ApplicableLimit", "ExplainedDenial", "Explanation", "RuleVerdict", "explain_call"]
 
 
 def explain_call(settings: Settings, policy: str, key: Key, cost: Cost = 1) -> Explanation:
