@@ -113,7 +113,7 @@ def test_threads_that_add_the_same_rows_count_in_the_same_ones(counters):
     assert all(row is found[0][name] for rows in found for name, row in rows.items())
 
 
-async def test_a_sample_that_fails_does_not_end_the_timer():
+async def test_a_sample_that_fails_ends_neither_the_timer_nor_other_samples(caplog):
     async with InProcessService(policies={"api": "5/1h"}) as service:
         overview, samples = service.app.overview, []
         source = overview.source
@@ -132,8 +132,11 @@ async def test_a_sample_that_fails_does_not_end_the_timer():
 
         overview.use_source(FailingOnce())
         service.clock.advance(1)
-        with pytest.raises(RuntimeError):
-            overview.start()
+        counted: list[int] = []
+        service.app.on_sample += [lambda: counted.remove(0), lambda: counted.append(1)]
+        overview.start()
+        assert counted == [1]
+        assert [record.exc_info[0] for record in caplog.records] == [RuntimeError, ValueError]
         service.clock.advance(1)
         deadline = asyncio.get_running_loop().time() + 20
         while len(samples) < 2:

@@ -76,6 +76,41 @@ def test_restart_pauses_double_until_a_worker_keeps_running():
     assert pauses[1:] == [1, 2, 4, 8, 16, 30, 30, 1, 2]
 
 
+HANG_WHILE_STARTING = """
+import multiprocessing, os, signal, sys
+from tidegate._policy.setting_values import ListenAddress
+from tidegate.service._config.settings import load_settings
+from tidegate.service._runtime.server import Listeners, listen
+from tidegate.service._runtime.workers import MAX_START_CHECKS, WorkerPool
+from tidegate.testing import ManualClock
+
+if __name__ == "__main__":
+    clock = ManualClock(start=0)
+    settings = load_settings({"store": sys.argv[1], "workers": 2})
+    pool = WorkerPool(settings, Listeners(listen(ListenAddress("127.0.0.1", 0), "listen")), clock)
+    pool.start()
+    workers = multiprocessing.active_children()
+    for process in workers:
+        os.kill(process.pid, signal.SIGSTOP)
+    for _ in range(MAX_START_CHECKS + 1):
+        assert all(process.is_alive() for process in workers)
+        clock.advance(1)
+        pool.check_heartbeats()
+    for process in workers:
+        process.join(30)
+    print([process.exitcode for process in workers])
+    pool.stop()
+"""
+
+
+def test_a_worker_that_hangs_while_it_starts_is_killed(tmp_path):
+    """It has no heartbeat yet, so it gets more time than one that has responded."""
+    program = tmp_path / "program.py"
+    program.write_text(HANG_WHILE_STARTING, encoding="utf-8")
+    command = [sys.executable, program, f"sqlite:///{tmp_path / 'limits.db'}"]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=True, text=True).stdout == "[-9, -9]\n"
+
+
 @pytest.mark.slow
 def test_a_failing_replacement_is_retried(tmp_path):
     provider = tmp_path / "provider.yaml"

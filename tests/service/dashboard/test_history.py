@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tracemalloc
 
@@ -344,6 +345,23 @@ async def test_processes_of_one_name_add_up_their_minutes(tmp_path, clock):
     assert list(after.minutes.policies["api"].admitted.values) == [3, 6, 9]
     assert list(after.minutes.total.denied.values) == [3, 3, 3]
     assert set(after.minutes.policies) == {"api", "only-1", "only-2"}
+    store.close()
+
+
+async def test_many_processes_of_one_name_lose_no_minute(tmp_path, clock):
+    """Each process replaces the value that it has read; all write at the same second."""
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    stored = []
+    for _ in range(30):
+        source = Source()
+        stored.append(StoredHistory(store, DecisionHistory(source, clock), "edge"))
+        source.add("api", 5, 1)
+    clock.advance(60)
+    assert await asyncio.gather(*(each.write() for each in stored)) == [1] * 30
+    after = DecisionHistory(Source(), clock)
+    assert await StoredHistory(store, after, "edge").restore() == 1
+    assert list(after.minutes.policies["api"].admitted.values) == [150]
+    assert list(after.minutes.total.denied.values) == [30]
     store.close()
 
 

@@ -70,12 +70,14 @@ class Overview:
         self.source = self.history.source = source
 
     def start(self) -> None:
-        """Sample the counters now and at the start of every second, even if one sample fails."""
+        """Sample the counters now and at the start of every second; one that fails ends no other one."""
         delay = SECOND - self._clock.steady() % SECOND
         self._timer = asyncio.get_running_loop().call_later(delay / SECOND, self.start)
-        self.history.sample()
-        for count in self._app.on_sample:
-            count()
+        for sample in (self.history.sample, *self._app.on_sample):
+            try:
+                sample()
+            except Exception:
+                log.exception("a sample for the dashboard failed")
 
     def close(self) -> None:
         """Stop the timer."""

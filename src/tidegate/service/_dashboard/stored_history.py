@@ -36,7 +36,7 @@ MAX_TEXT_LENGTH: Final = 300  # characters of a key or a name
 MAX_MINUTE_BYTES: Final = 2000  # compressed: a day is read at once
 MAX_READ_BYTES: Final = 200_000  # of the JSON of one minute
 MAX_LATE_MINUTES: Final = 60  # that are still written when the store is available again
-MAX_WRITE_ATTEMPTS: Final = 10  # while other processes write the same minute
+MAX_WRITE_ATTEMPTS: Final = 200  # while other processes write the same minute; then it is written a minute later
 RING_MINUTES: Final = TIERS[-1][1]
 KEPT_SECONDS: Final = 25 * 3600
 
@@ -72,7 +72,7 @@ class StoredHistory:
         for number in range(late, 0, -1):
             try:
                 await self._add(self._minute(minutes) - number + 1, describe_minute(self._history, number))
-            except OUTAGE_ERRORS:
+            except (*OUTAGE_ERRORS, ValueConflict):
                 return late - number
             self._written = minutes.tick - number
         return late
@@ -80,7 +80,7 @@ class StoredHistory:
     async def _add(self, minute: int, fields: dict[str, Any]) -> None:
         """Write a minute to the ring, added to what other processes of this name have written of it."""
         name = f"{minute % RING_MINUTES}"
-        for _ in range(MAX_WRITE_ATTEMPTS):
+        for attempt in range(1, MAX_WRITE_ATTEMPTS + 1):
             value = await self._store.get_value_async(self._collection, name)
             found = None if value is None else decode_minute(value.data, minute)
             data = encode_minute({**fields, "minute": minute} if found is None else add_minutes(found, fields))
@@ -88,8 +88,10 @@ class StoredHistory:
             try:
                 await self._store.put_value_async(self._collection, name, data, KEPT_SECONDS, expected=expected)
             except ValueConflict:
-                continue
-            return
+                if attempt == MAX_WRITE_ATTEMPTS:
+                    raise
+            else:
+                return
 
     def _minute(self, minutes: HistoryTier) -> int:
         """Return the number of the last minute by the wall clock: the one in which its middle lies."""

@@ -31,6 +31,7 @@ from tidegate.service._runtime.worker_link import RulesPublisher, WorkerLink
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
+    from tidegate._runtime.clock import Clock
     from tidegate.service._config.settings import Settings
 
     Failure = tuple[type[RateLimitError], str]
@@ -43,6 +44,7 @@ FIRST_RESTART_PAUSE: Final = 1  # seconds before a worker that died is replaced
 MAX_RESTART_PAUSE: Final = 30  # seconds; a worker that ran for longer resets the pause
 CHECK_INTERVAL: Final = SECOND  # between two looks at the heartbeats of the workers
 MAX_SILENT_CHECKS: Final = 3  # in a row without a new heartbeat; then a worker is replaced
+MAX_START_CHECKS: Final = 60  # in a row without the first heartbeat: a start may wait for a store or a slow disk
 READY_MESSAGE: Final = "ready"
 MAX_MESSAGE_LENGTH: Final = 900  # characters: writes of several workers to one pipe must not interleave
 BLOCKED_SIGNALS: Final = {signal.SIGHUP}
@@ -81,11 +83,11 @@ class WorkerSlot:
 class WorkerPool:
     """The worker processes of one service."""
 
-    def __init__(self, settings: Settings, listeners: server.Listeners) -> None:
+    def __init__(self, settings: Settings, listeners: server.Listeners, clock: Clock | None = None) -> None:
         """Prepare the workers; all accept connections from these sockets."""
         self._settings = settings
         self._listeners = listeners
-        self._clock = SystemClock()
+        self._clock: Clock = SystemClock() if clock is None else clock
         self._slots = [WorkerSlot(number) for number in range(settings.workers)]
         self._memory = WorkerMemory.create(settings.workers, self._clock.ns() // 1_000_000)
         self._rules = RulesPublisher(self._memory, settings.policies)
@@ -162,7 +164,7 @@ class WorkerPool:
                 if not self._stopping:
                     self._schedule_restart(slot)
             self._check_files()
-            self._check_heartbeats()
+            self.check_heartbeats()
             for slot in self._slots:
                 if slot.process is None and slot.restart_at <= self._clock.steady() and not self._stopping:
                     self._start_worker(slot)
@@ -180,8 +182,10 @@ class WorkerPool:
             if self._egress is not None:
                 self._egress.check()
 
-    def _check_heartbeats(self) -> None:
+    def check_heartbeats(self) -> None:
         """Kill workers whose event loop does not run, for example in an endless loop; they are replaced like others.
+
+        So is a worker that hangs before its first heartbeat, after a longer time.
 
         Counts checks instead of time: if the parent was stopped too, or got no processor time, its first check after
         that says nothing about the workers.
@@ -192,10 +196,12 @@ class WorkerPool:
         self._heartbeats_at = now + CHECK_INTERVAL
         for slot in self._slots:
             heartbeat = self._memory.areas[slot.number].heartbeat
-            silent = slot.process is not None and heartbeat and heartbeat == slot.heartbeat
+            silent = slot.process is not None and heartbeat == slot.heartbeat
             slot.heartbeat, slot.silent_checks = heartbeat, slot.silent_checks + 1 if silent else 0
-            if slot.silent_checks >= MAX_SILENT_CHECKS and slot.process is not None and slot.process.pid is not None:
-                reason = f"process {slot.process.pid} has not responded for {(now - heartbeat) // SECOND} s"
+            most = MAX_SILENT_CHECKS if heartbeat else MAX_START_CHECKS
+            if slot.silent_checks >= most and slot.process is not None and slot.process.pid is not None:
+                silence = now - (heartbeat or slot.started_at)
+                reason = f"process {slot.process.pid} has not responded for {silence // SECOND} s"
                 self._failures[slot.process.pid] = ConfigError, reason
                 slot.process.kill()
 
