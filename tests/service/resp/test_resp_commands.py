@@ -259,6 +259,14 @@ async def test_an_admin_token_alone_leaves_decisions_open():
         assert await allowed_commands(client) == ["list", "OK"]
 
 
+async def test_the_audit_log_names_the_client_of_a_reset():
+    async with connected(policies=POLICIES) as (service, client):
+        assert await client.ask("CLIENT", "SETNAME", "night-shift") == "OK"
+        assert await client.ask("TG.RESET", "api", "k") == "OK"
+        (entry,) = await service.decider.audit.read()
+        assert (entry.actor, entry.address) == ("night-shift", "127.0.0.1")
+
+
 async def test_a_decision_token_alone_allows_no_reset():
     async with connected(policies=POLICIES, decision_token=DECISION) as (_, client):
         replies = await client.ask_all(("AUTH", DECISION), ("TG.ACQUIRE", "api", "k"), ("TG.RESET", "api", "k"))

@@ -11,11 +11,13 @@ from tidegate.service._api.problems import ProblemError
 from tidegate.service._config.values import NO_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from tidegate.service._config.settings import Settings
 
 HOST: Final = re.compile(rb"(\[[\w.:%~-]*\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)  # the characters of RFC 3986
+VERSIONS: Final = ("1.1", "1.0")
+SINGLE_FIELDS: Final = (b"host", b"authorization", b"x-tidegate-token", b"content-type", b"idempotency-key")
 BEARER_PREFIX: Final = b"bearer "
 CROSS_SITE: Final = (
     "requests from pages of other sites are refused if no decision token is set; a proxy that forwards the header "
@@ -112,11 +114,21 @@ def is_cross_site(headers: dict[bytes, bytes]) -> bool:
     return cross_site.is_cross_site(*(None if each is None else each.decode("latin-1") for each in fields))
 
 
-def check_host_fields(fields: Iterable[tuple[bytes, bytes]], version: str) -> None:
-    """Refuse a request as RFC 9112, section 3.2, demands: with several Host fields, an invalid one, or none."""
+def check_fields(fields: Sequence[tuple[bytes, bytes]], version: str) -> None:
+    """Refuse a head that a proxy before the service may have read in another way, as RFC 9112 demands or allows.
+
+    Another version of HTTP, no Host (section 3.2), a transfer coding that is not decoded (6.1), or a field twice of
+    which only one value counts.
+    """
+    if version not in VERSIONS:
+        raise ProblemError("bad-request", "expected HTTP/1.1 or HTTP/1.0")
+    names = [name for name, _ in fields]
+    for name in SINGLE_FIELDS:
+        if names.count(name) > 1:
+            raise ProblemError("bad-request", f"expected one {name.decode().title()} field, not {names.count(name)}")
+    if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in fields):
+        raise ProblemError("bad-request", "expected no Transfer-Encoding but chunked")
     hosts = [value for name, value in fields if name == b"host"]
-    if len(hosts) > 1:
-        raise ProblemError("bad-request", f"expected one Host field, not {len(hosts)}")
     if not hosts and version != "1.0":
         raise ProblemError("bad-request", "expected a Host field: HTTP/1.1 requires it")
     if hosts and not HOST.fullmatch(hosts[0]):

@@ -10,7 +10,7 @@
 - A request for another protocol (`Upgrade`, as Java's client sends it) is handled like any other, including its body.
 - If the client disconnects, its request is cancelled, so that it is not charged without a response.
 - Trailer fields are dropped: they could replace header fields that were checked.
-- A request with two Host fields, an invalid one, or (since HTTP/1.1) none is refused, as RFC 9112 demands.
+- A head that a proxy may have read in another way is refused, as RFC 9112 demands or allows (`auth.check_fields`).
 - While the service drains, each response has `Connection: close`, and the connection is closed after it.
 - Invalid input gets problem details as the last response, after those to the requests before it. The client can read
   it although it may still be sending: further input is discarded, until the client closes or `read_timeout` has passed.
@@ -27,7 +27,7 @@ from urllib.parse import unquote
 
 from tidegate.errors import ConfigError
 from tidegate.service._api.problems import HTTPReply, ProblemError
-from tidegate.service._http.auth import check_host_fields
+from tidegate.service._http.auth import check_fields
 from tidegate.service._http.connections import NEVER_TICKS
 from tidegate.service._http.encoding import CONTINUE, write_fields
 from tidegate.service._http.request_head import OTHER, RequestHead
@@ -374,7 +374,7 @@ class HttpConnection(asyncio.Protocol):
         self.timed_as = OTHER
         expects = self._version != "1.0" and headers.get(b"expect", b"").lower() == b"100-continue"
         try:
-            check_host_fields(self._fields, self._version)
+            check_fields(self._fields, self._version)
             path, query = split_url(self._url)
         except ProblemError as problem:
             self._refuse(problem)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.core._bounds import SECOND
 from tidegate.errors import RateLimitError
 from tidegate.service._api.problems import ProblemError, problem_from
+from tidegate.service._decisions.audit import Origin
 from tidegate.service._decisions.idempotency import KeyedCall
 from tidegate.service._decisions.policy_limiters import ASK_STORE, MAX_BATCH, Subject
 from tidegate.service._resp.arguments import ArgumentError, read_options, read_words, shorten
@@ -309,8 +310,8 @@ class Commands:
     async def _usage(self, _session: Session, words: Sequence[str]) -> str:
         return write_usage(await self._decider.usage(Subject(words[0], words[1])))
 
-    async def _reset(self, _session: Session, words: Sequence[str]) -> str:
-        await self._decider.reset(Subject(words[0], words[1]))
+    async def _reset(self, session: Session, words: Sequence[str]) -> str:
+        await self._decider.reset(Subject(words[0], words[1]), Origin(session.name, session.address))
         return OK
 
     async def _run_throttle(self, session: Session, words: Sequence[str]) -> str:

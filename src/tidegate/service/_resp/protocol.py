@@ -65,6 +65,8 @@ class RespConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection."""
         self.transport = transport  # type: ignore[assignment]  # a stream
+        peer = transport.get_extra_info("peername")
+        self._session.address = peer[0] if isinstance(peer, tuple) else ""
         if self._finished:  # it was closed during its handshake
             self.transport.abort()
         else:

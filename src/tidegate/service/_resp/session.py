@@ -40,6 +40,7 @@ class Session:
         self.number = number
         self.protocol: int = 2
         self.name: str = ""
+        self.address: str = ""  # of the client
         self.closing: bool = False  # the client has sent QUIT
         self.in_transaction: bool = False  # MULTI was refused: so are all commands until EXEC, and nothing is charged
         self.refunds: list[Callable[[], None]] = []  # of commands that were charged, and have no reply yet
