@@ -129,8 +129,8 @@ DEFECTS: Final = (
     Defect(
         "race: a worker stopped by SIGSTOP is not replaced",
         "service/_runtime/workers.py",
-        "if slot.silent_checks >= MAX_SILENT_CHECKS and",
-        "if slot.silent_checks >= 100 * MAX_SILENT_CHECKS and",
+        "if slot.silent_checks >= most and",
+        "if slot.silent_checks >= 100 * most and",
         ("tests/service/test_hung_workers.py",),
     ),
     Defect(

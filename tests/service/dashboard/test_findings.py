@@ -105,6 +105,12 @@ def test_several_policies_are_listed():
     assert finding.policy is None
 
 
+def test_a_denial_is_never_0_percent():
+    policies = {"a": (30, 9)} | {f"p{number}": (1, 1) for number in range(200)}
+    (finding,) = find_all(overview(recent=recent(0, 230, [("a", "k", 5)], policies)))
+    assert finding.text == "All calls denied: a (13 %), p0 (less than 1 %), p1 (less than 1 %)"
+
+
 def test_a_blocked_key_is_not_over_a_limit():
     data = recent(10, 90, [("login", "bad", 90)])
     data["keys"][0]["limits"] = ["blocked"]

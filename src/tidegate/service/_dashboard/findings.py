@@ -138,7 +138,7 @@ def describe_denied(recent: Mapping[str, Any]) -> tuple[str, str, str | None, Ke
         return "", "", None, None
     row = max(recent["keys"], key=lambda each: each["denied"], default=None)
     if row is not None and row["denied"] >= MAIN_SHARE * total:
-        name, percent = shorten(format_key(row["key"])), f"{row['denied'] * 100 // total} %"
+        name, percent = shorten(format_key(row["key"])), percent_of(row["denied"], total)
         detail = f"{shorten(row['policy'])}, {name} ({percent})"
         why = "blocked" if list(row["limits"]) == ["blocked"] else describe_limits(row.get("over", ()))
         meaning = (
@@ -147,12 +147,12 @@ def describe_denied(recent: Mapping[str, Any]) -> tuple[str, str, str | None, Ke
         return detail, meaning, row["policy"], row["key"]
     policy, (denials, keys) = by_policy[0]
     if denials >= MAIN_SHARE * total:
-        percent = f"{denials * 100 // total} %"
+        percent = percent_of(denials, total)
         spread = count_of(keys, "key", "keys")
         detail = f"{shorten(policy)}, {spread} ({percent})"
         meaning = f"{shorten(policy)} has {percent} of the denials in the last minute, spread over {spread}."
         return detail, meaning, policy, None
-    names = [f"{shorten(name)} ({denials * 100 // total} %)" for name, (denials, _) in by_policy[:MAX_NAMES]]
+    names = [f"{shorten(name)} ({percent_of(denials, total)})" for name, (denials, _) in by_policy[:MAX_NAMES]]
     return ", ".join(names), "Several policies deny: no single key or policy stands out.", None, None
 
 
@@ -299,6 +299,11 @@ FINDERS: Final[tuple[Callable[[Overview], Iterator[StatusFinding]], ...]] = (
 def count_of(number: int, one: str, several: str) -> str:
     """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else several}"
+
+
+def percent_of(part: int, total: int) -> str:
+    """Return a share in percent, rounded down: 100 % is all of it, and something is never 0 %."""
+    return f"{part * 100 // total} %" if part * 100 >= total else "less than 1 %"
 
 
 def join(parts: list[str]) -> str:
