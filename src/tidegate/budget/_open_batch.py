@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate._runtime.fork import fork_safe
 from tidegate.core._bounds import ceil_div
+from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +58,7 @@ class OpenBatch:
         self.memory_at = memory_at  # the instant of the charge to the short-term limits in memory
         self.in_database = True  # whether it was charged there; false if the database was lost at the check
         self.name = ""  # of its value in the store; empty: it has none
+        self.budget = ""  # the budget that it belongs to
         self._is_new = True  # whether nothing of it was settled
         self.in_block = False  # whether only its `with` block may settle it
         self._lock = fork_safe(threading.Lock())
@@ -113,12 +115,14 @@ class OpenBatch:
 class OpenBatches:
     """The open batches of a budget, oldest first."""
 
-    def __init__(self) -> None:
-        """Start with none."""
+    def __init__(self, budget: str) -> None:
+        """Start with none. `budget` is the name and the storage of the budget, by which its batches are known."""
+        self._budget = budget
         self._batches: deque[OpenBatch] = deque()
 
     def add(self, batch: OpenBatch) -> None:
         """Add a batch that was just reserved."""
+        batch.budget = self._budget
         self._batches.append(batch)
 
     def remove(self, batch: OpenBatch) -> None:
@@ -133,10 +137,18 @@ class OpenBatches:
                 yield batch
 
     def claim(self, count: int, task_type: str | None, result: RateLimitResult | None) -> OpenBatch | None:
-        """Claim the batch of `result`; without one, a batch of `count` tasks of this type, or the oldest."""
+        """Claim the batch of `result`; without one, a batch of `count` tasks of this type, or the oldest.
+
+        Raises ConfigError if `result` is of another budget, whose limits and database its batch belongs to.
+        """
         if result is not None:
             batch = result.batch
-            return batch if isinstance(batch, OpenBatch) and batch.claim() else None
+            if not isinstance(batch, OpenBatch):
+                return None
+            if batch.budget != self._budget:
+                message = f"it is of {batch.budget}: give it to the budget that checked it, not to {self._budget}"
+                raise ConfigError(message, field="result")
+            return batch if batch.claim() else None
         while True:
             open_batches = [batch for batch in list(self._batches) if not batch.in_block and not batch.claimed]
             if task_type is not None:

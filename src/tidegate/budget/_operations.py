@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 from tidegate._limiter.joint import JointCall, LimiterAsk, acquire_flow
 from tidegate._limiter.waiting import Step
 from tidegate._policy.model import check_cost
+from tidegate._runtime.arguments import check_priority
 from tidegate._runtime.clock import SystemClock, TaskSignal, ThreadSignal
 from tidegate._runtime.flow import Flow
+from tidegate._runtime.urls import redact
 from tidegate.budget._open_batch import OpenBatch, OpenBatches
 from tidegate.budget._result import BudgetHealth, RateLimitResult, instant, result_of, usage_of
+from tidegate.budget._settings.model import storable
 from tidegate.budget._settings.tier_policies import TierPolicies, TierPolicy, idle
 from tidegate.budget._short_term import ShortTermLimits
 from tidegate.budget._storage.recount import CountedLimits
@@ -91,7 +94,7 @@ class BudgetOperations:
             on_database_error=settings.on_database_error,
         )
         self.ledger: Ledger | None = None
-        self._open_batches = OpenBatches()
+        self._open_batches = OpenBatches(f"the budget {settings.name} in {redact(str(settings.storage))}")
         self._last_usage: dict[str, Usage] = {}  # as the database last reported it
         self._load = idle if load is None and only_reads else load
         self._closed = False
@@ -137,6 +140,7 @@ class BudgetOperations:
         if not self.settings.enabled:
             return RateLimitResult(allowed=True, task_count=task_count)
         self.settings.check_task(task_type, estimate)
+        check_priority(priority, self.limiter.max_priority)
         yield from self._maintain_flow()
         tier_policy = self.refresh_policy()
         started = SystemClock.steady()
@@ -472,4 +476,4 @@ def read_cost(cost: Mapping[str, int] | None) -> dict[str, int]:
 def read_task_ids(task_ids: Iterable[str] | None) -> tuple[str, ...]:
     """Return task IDs as a tuple of strings; a single string is one ID."""
     ids = () if task_ids is None else (task_ids,) if isinstance(task_ids, str) else tuple(task_ids)
-    return tuple(str(task_id) for task_id in ids)
+    return tuple(storable("task_ids", str(task_id)) for task_id in ids)

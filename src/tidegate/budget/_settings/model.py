@@ -58,6 +58,18 @@ class BudgetOptions(TypedDict, total=False):
     ledger: str | Path | None
 
 
+def storable(name: str, text: object) -> str:
+    """Return a string that a store can keep; raise ConfigError for other values."""
+    if not isinstance(text, str):
+        raise ConfigError(f"must be a string, not {text!r}", field=name)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = f"contains half of a character (a lone surrogate), which no store can keep: {text!r}"
+        raise ConfigError(message, field=name) from None
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class BudgetSettings:
     """The settings of a budget. A tier that is None does not exist.
@@ -135,6 +147,8 @@ class BudgetSettings:
 
         A unit that is not similar to one in `costs` is accepted if there is a ledger, which records it.
         """
+        if task_type is not None:
+            storable("task_type", task_type)
         if task_type is not None and self.types and task_type not in self.types:
             known = f"the types of the budget are {', '.join(self.types)}; add one without limits as {task_type}: {{}}"
             message = f"unknown task type {task_type!r}: {known}{hint(task_type, self.types)}"
