@@ -104,6 +104,7 @@ manifests: venv ## write deploy/kubernetes from the Helm chart
 reference: venv ## write docs/reference from the code: commands, settings, metrics, header fields, log lines, JSON fields, errors
 	@$(PY) tools/make_cli_page.py
 	@$(PY) tools/site_reference.py
+	@$(PY) tools/make_index.py
 
 monitoring: venv ## write dashboards, alert rules and the runbook from deploy/monitoring.yaml
 	@$(PY) tools/make_monitoring.py

@@ -257,7 +257,8 @@ def settings_page() -> str:
         "# Settings",
         "",
         (
-            f"{GENERATED} `tidegate validate FILE` checks a file of any kind; `tidegate validate --schema KIND` prints "
+            f"Every field of the files, with its variable and its option, and the options of store URLs. {GENERATED} "
+            "`tidegate validate FILE` checks a file of any kind; `tidegate validate --schema KIND` prints "
             "its JSON schema."
         ),
         "",
@@ -304,8 +305,8 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         (
-            f"{GENERATED} Labels are names from the configuration, never keys, addresses or paths. The last column "
-            "links to the [runbook](../howto/runbook.md)."
+            f"Every metric, with its type and its labels. {GENERATED} Labels are names from the configuration, never "
+            "keys, addresses or paths. The last column links to the [runbook](../howto/runbook.md)."
         ),
         "",
     ]
@@ -350,7 +351,14 @@ def headers_page() -> str:
             "whole seconds until the call is allowed, at least 1; missing if it never is",
         ],
     ]
-    lines = ["# Header fields", "", GENERATED, "", "## Sent with limited responses", ""]
+    lines = [
+        "# Header fields",
+        "",
+        f"Every header field that tidegate sends or reads. {GENERATED}",
+        "",
+        "## Sent with limited responses",
+        "",
+    ]
     lines += table(["field", "when", "meaning"], sent)
     lines += ["## Of the egress gateway", ""]
     lines += table(
@@ -401,8 +409,9 @@ def logs_page() -> str:
         "# Log lines",
         "",
         (
-            f"{GENERATED} … stands for a value. Loggers below `tidegate` follow the configuration of `logging` in your "
-            "program; the service logs to standard error, as text on a terminal and as JSON otherwise."
+            f"Every line that tidegate logs, with its level. {GENERATED} … stands for a value. Loggers below "
+            "`tidegate` follow the configuration of `logging` in your program; the service logs to standard error, as "
+            "text on a terminal and as JSON otherwise."
         ),
         "",
     ]
@@ -424,8 +433,8 @@ def json_page() -> str:
         "# JSON fields",
         "",
         (
-            f"{GENERATED} It lists the fields of requests and responses of the service; [wire.md](wire.md) has the "
-            "protocol, and `GET /openapi.json` returns the schemas."
+            f"The fields of requests and responses of the service. {GENERATED} [wire.md](wire.md) has the protocol, "
+            " and `GET /openapi.json` returns the schemas."
         ),
         "",
     ]
@@ -473,7 +482,8 @@ def errors_page() -> str:
     lines = [
         "# Errors",
         "",
-        f"{GENERATED} A denial is not an error: `try_acquire` returns a Decision.",
+        f"Exceptions, problem types and exit codes. {GENERATED}",
+        "A denial is not an error: `try_acquire` returns a Decision.",
         "",
         "## Exceptions",
         "",

@@ -15,7 +15,7 @@ from tests.docs.test_pages import PAGES
 from tests.project.public_surface import public_modules
 from tidegate._cli import COMMANDS, EXIT_BAD_INPUT, EXIT_DENIED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
 from tidegate.service._config.settings import OPTIONS
-from tools import site_log_lines, site_pictures, site_reference
+from tools import make_index, site_log_lines, site_pictures, site_reference
 from tools.make_monitoring import known_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +50,11 @@ def test_the_navigation_has_every_page_once():
 @cases("path", [*site_reference.PAGES])
 def test_the_generated_pages_are_what_the_code_says(path):
     assert (ROOT / "docs" / path).read_text(encoding="utf-8") == reference()[path], "run: make reference"
+
+
+def test_the_index_and_the_tree_list_what_there_is():
+    stale = {path.name for path, text in make_index.written().items() if path.read_text(encoding="utf-8") != text}
+    assert stale == set(), "run: make reference"
 
 
 def first_cells(path):
