@@ -27,7 +27,7 @@ def charge_gap(state, limit, cost, now):
 def view_gap(state, limit, cost, now):
     left = 0 if state is None else max(0, state[2] + limit.length - now)
     retry = NEVER if cost > limit.quota else left if cost else 0
-    return View(0 if left else limit.quota, retry, left)
+    return View((0 if left else limit.quota, retry, left))
 
 
 def adjust_gap(state, limit, delta, now, at):

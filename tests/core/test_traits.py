@@ -94,7 +94,7 @@ def test_one_number_of_the_view_is_the_same_around_every_change(rule):
 
 def test_a_decision_that_has_views_is_returned_unchanged():
     limit = Limit(5, "1m")
-    decision = Decision.of_views(START, (limit,), [View(5, 0, 0)], within_limits=True)
+    decision = Decision.of_views(START, (limit,), [View((5, 0, 0))], within_limits=True)
     assert decision.with_views() is decision
 
 

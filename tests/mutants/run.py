@@ -144,7 +144,7 @@ EQUIVALENT = {
     ("sliding.py", "elif start - limit.length <= at < start:", "Lt -> LtE"): "the branch above has taken the start itself",
     ("windows.py", "again = min(end, expires) if overlaps else 0", "0 -> 1"): "no window ends that soon after 1970",
     ("windows.py", "return _view_common(limit, cost, 0, 0)", "0 -> 1"): "a window that has ended has used nothing",
-    ("windows.py", "return View(left, retry, counted[-1][2] - now if counted else 0)", "0 -> 1"):
+    ("windows.py", "return View((left, retry, counted[-1][2] - now if counted else 0))", "0 -> 1"):
         "a state that has not expired has a window that counts",
     ("windows.py", "if state is not None and state[0] is limit:", "0 -> 1"):
         "what follows, for all other states, gives the same",

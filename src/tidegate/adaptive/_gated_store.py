@@ -219,13 +219,13 @@ class GatedStore(DelegatingStore):
 def deny_paused(policy: Policy, costs: Sequence[int], wait: int, instant: int) -> Decision:
     """Return the denial of a policy that is paused for `wait` microseconds."""
     pairs = zip(policy.limits, costs, strict=True)
-    views = [View(0, NEVER if cost > limit.burst else wait, wait) for limit, cost in pairs]
+    views = [View((0, NEVER if cost > limit.burst else wait, wait)) for limit, cost in pairs]
     return Decision.of_views(instant, policy.limits, views, within_limits=False)
 
 
 def retry_after_recovery(denied: Decision, wait: int) -> Decision:
     """Return a permanent denial as one that may end after `wait` microseconds, when a capacity has recovered."""
-    views = tuple(View(left, wait if retry == NEVER else retry, reset) for left, retry, reset in denied.views)
+    views = tuple(View((left, wait if retry == NEVER else retry, reset)) for left, retry, reset in denied.views)
     return type(denied).of_views(denied.at, denied.policy_limits, views, within_limits=False)
 
 

@@ -95,7 +95,7 @@ class NodeLimiter(BaseLimiter):
         if decision.within_limits or isinstance(decision, LocalDecision):
             return super().observe(verb, ask, decision)
         views = [
-            View(left, NEVER, reset) if retry and self._is_per_run(limit) else View(left, retry, reset)
+            View((left, NEVER, reset)) if retry and self._is_per_run(limit) else View((left, retry, reset))
             for limit, (left, retry, reset) in zip(decision.policy_limits, decision.views, strict=True)
         ]
         found = Decision.of_views(decision.at, decision.policy_limits, views, within_limits=False)

@@ -1,7 +1,7 @@
 """The six algorithms, as pure functions of integers, and the traits by which other packages tell them apart.
 
     charge(state, limit, cost, now)       -> the new state, or None if denied
-    view(state, limit, cost, now)         -> View(remaining, retry, reset)
+    view(state, limit, cost, now)         -> View((remaining, retry, reset))
     adjust(state, limit, delta, now, at)  -> the new state
     expires(state)                        -> the instant from which the state is equivalent to None
 

@@ -67,8 +67,8 @@ def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:
         elif (after := level - cost * limit.scale) < 0:
             retry = seen - now - after // limit.rate  # ceil_div, inlined, also below
     if level == limit.capacity:
-        return View(limit.burst, retry, 0)
-    return View(level // limit.scale, retry, seen - now - (level - limit.capacity) // limit.rate)
+        return View((limit.burst, retry, 0))
+    return View((level // limit.scale, retry, seen - now - (level - limit.capacity) // limit.rate))
 
 
 def remaining_bucket(state: State | None, limit: Limit, now: int) -> int:
@@ -107,7 +107,7 @@ def _view_changed(state: State, limit: Limit, cost: int, now: int, level: int) -
         filled = at + ceil_div(cost * limit.scale - rescale(was, owner, limit), limit.rate)
         before = at + ceil_div(cost * owner.scale - was, owner.rate) if cost <= owner.burst else ends
         retry = min(max(filled, before), ends) - now
-    return View(level // limit.scale, retry, ends - now)
+    return View((level // limit.scale, retry, ends - now))
 
 
 def refill(state: State | None, limit: Limit, now: int) -> tuple[int, int, Marks]:

@@ -193,7 +193,7 @@ def view_log(state: State | None, limit: Limit, cost: int, now: int) -> View:
     """Compute the view of a log."""
     entries, head, tail, base, _ = _log(state, limit, now)
     if state is None or head == tail:
-        return View(limit.quota, NEVER if cost > limit.quota else 0, 0)
+        return View((limit.quota, NEVER if cost > limit.quota else 0, 0))
     total = entries.sums[tail - 1]
     left = limit.quota - (total - base)
     ends = entries.times[tail - 1] + limit.length
@@ -205,7 +205,7 @@ def view_log(state: State | None, limit: Limit, cost: int, now: int) -> View:
     elif cost > max(0, left):
         entry = entries.reaching(total + cost - limit.quota, head, tail)
         retry = min(ends, entries.times[entry] + limit.length) - now
-    return View(left, retry, ends - now)
+    return View((left, retry, ends - now))
 
 
 def _log(state: State | None, limit: Limit, now: int) -> Log:

@@ -40,7 +40,7 @@ def view_sliding(state: State | None, limit: Limit, cost: int, now: int) -> View
             retry = ahead - (quota - count - cost) * ticks // previous * limit.tick
         else:  # only once this window is the previous one, with a lower weight
             retry = ahead + length - (quota - cost) * ticks // count * limit.tick
-    return View(left, retry, _reset(count, previous, ahead, length))
+    return View((left, retry, _reset(count, previous, ahead, length)))
 
 
 def _view_resized(limit: Limit, cost: int, count: int, previous: int, ahead: int, length: int) -> View:
@@ -51,7 +51,7 @@ def _view_resized(limit: Limit, cost: int, count: int, previous: int, ahead: int
         retry = NEVER
     elif cost > max(0, left):
         retry = ahead if cost <= limit.quota - count else ahead + length
-    return View(left, retry, _reset(count, previous, ahead, length))
+    return View((left, retry, _reset(count, previous, ahead, length)))
 
 
 def _reset(count: int, previous: int, ahead: int, length: int) -> int:

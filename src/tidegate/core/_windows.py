@@ -202,8 +202,8 @@ def _view_common(limit: Limit, cost: int, used: int, ahead: int) -> View:
         used = ahead = 0
     left = limit.quota - used
     if cost <= left or not cost:
-        return View(left, 0, ahead)
-    return View(left, ahead if cost <= limit.quota else NEVER, ahead)
+        return View((left, 0, ahead))
+    return View((left, ahead if cost <= limit.quota else NEVER, ahead))
 
 
 def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> View:
@@ -221,7 +221,7 @@ def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: 
             retry = until - now
             if cost <= free:
                 break
-    return View(left, retry, counted[-1][2] - now if counted else 0)
+    return View((left, retry, counted[-1][2] - now if counted else 0))
 
 
 def _adjust_window(

@@ -278,7 +278,7 @@ class RequestLimiter(ConfiguredLimiter):
         self.throttle.log_throttled(logging.ERROR, "%s: the store could not decide: %s", policy.name, error)
         if policy.on_store_error != "deny":
             return None
-        again = (View(0, SECOND, SECOND),) * len(policy.limits)
+        again = (View((0, SECOND, SECOND)),) * len(policy.limits)
         return LocalDecision.of_views(self.now(), policy.limits, again, within_limits=False)
 
     def check(self, address: str | None, category: str, cost: Cost = 1) -> Decision:
@@ -336,7 +336,7 @@ class RequestLimiter(ConfiguredLimiter):
     def _allow_freely(self, category_limiter: CategoryLimiter) -> Decision:
         """Return a decision that allows a check without a charge: the limits are unused."""
         limits = category_limiter.limits
-        views = [View(limit.burst, 0, 0) for limit in limits]
+        views = [View((limit.burst, 0, 0)) for limit in limits]
         return Decision.of_views(self.now(), limits, views, within_limits=True)
 
     def reset_all(self) -> None:

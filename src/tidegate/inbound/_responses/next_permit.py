@@ -20,7 +20,7 @@ class NextPermitView(View):
     @classmethod
     def of(cls, view: View, next_permit: int) -> Self:
         """Add the time of the next permit to a view."""
-        found = cls(*view)
+        found = cls(view)
         found.next_permit = next_permit
         return found
 

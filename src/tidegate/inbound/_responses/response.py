@@ -204,7 +204,7 @@ class BlockedDecision(Decision):
     def until(cls, now: int, limits: tuple[Limit, ...], end: int) -> Self:
         """Deny until a time, in microseconds since 1970."""
         wait = max(1, end - now)
-        return cls.of_views(now, limits, (View(0, wait, wait),) * len(limits), within_limits=False)
+        return cls.of_views(now, limits, (View((0, wait, wait)),) * len(limits), within_limits=False)
 
 
 class ListedDecision(BlockedDecision):

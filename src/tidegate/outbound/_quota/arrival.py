@@ -201,7 +201,7 @@ class ArrivalDelays:
     def _expired_costs(self, charge: Charge, age: int, *, recharge: bool) -> tuple[int, ...]:
         limits, costs, views = self._limits, charge.costs, (charge.recharged or charge.decision).views
         if not views:  # a charge restored from its id: to move it within its window changes nothing
-            views = (View(0, 0, 0),) * len(limits)
+            views = (View((0, 0, 0)),) * len(limits)
         if not len(limits) == len(costs) == len(views):  # the file has changed in the meantime
             return ()
         # A charge in a window that has not ended is correct; moving it into the next window costs no allowance.

@@ -238,6 +238,6 @@ def conversation_of(pool: Pool, call: OutboundRequest, requests: Iterable[Reques
 
 def no_member(provider: Provider) -> Denied:
     """Return the error of a call to a pool whose members are all drained."""
-    decision = Decision.of_views(0, provider.limits, [View(0, NEVER, 0)] * len(provider.limits), within_limits=False)
+    decision = Decision.of_views(0, provider.limits, [View((0, NEVER, 0))] * len(provider.limits), within_limits=False)
     place = provider.file or "the file"
     return Denied(f"provider {provider.name}: all members are drained: add one to {place}", decision)

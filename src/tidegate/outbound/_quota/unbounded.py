@@ -72,7 +72,7 @@ class UnboundedCost(Denied):
 
 def refuse(provider: Provider, message: str, field: str) -> UnboundedCost:
     """Return the error of a call that is not sent at all."""
-    decision = Decision.of_views(0, provider.limits, [View(0, NEVER, 0)] * len(provider.limits), within_limits=False)
+    decision = Decision.of_views(0, provider.limits, [View((0, NEVER, 0))] * len(provider.limits), within_limits=False)
     return UnboundedCost(f"provider {provider.name}: {message}", field, decision)
 
 

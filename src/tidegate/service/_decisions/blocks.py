@@ -94,7 +94,9 @@ class Blocks:
         left = self._known.get(block_key, 0) - self._clock.steady()
         if block_key not in self._known or left <= 0:
             return None
-        return Decision.of_views(self._clock.ns() // 1000, BLOCKED_LIMITS, (View(0, left, left),), within_limits=False)
+        return Decision.of_views(
+            self._clock.ns() // 1000, BLOCKED_LIMITS, (View((0, left, left)),), within_limits=False
+        )
 
     # ---- changing ----------------------------------------------------------------------------------------------------
 

@@ -138,5 +138,5 @@ async def forget_call(keyed_store: KeyedStore | None) -> None:
 
 def _allowed(decision: Decision, at: int) -> Decision:
     """Return an allowed decision with the current numbers, for a repeated call."""
-    views = tuple(View(remaining, 0, reset) for remaining, _, reset in decision.views)
+    views = tuple(View((remaining, 0, reset)) for remaining, _, reset in decision.views)
     return Decision.of_views(at, decision.policy_limits, views, within_limits=True)

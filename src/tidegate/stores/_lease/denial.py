@@ -78,7 +78,7 @@ class CachedDenial:
         if now >= self.until:
             return None
         left, retry, reset = self.only
-        views = (View(left, retry - now, reset - now if reset > now else 0),)
+        views = (View((left, retry - now, reset - now if reset > now else 0)),)
         return Decision((False, self.offset + now, limits, views, None))  # of_views, inlined
 
     def _deny(self, costs: Costs, now: int) -> list[View] | None:
@@ -95,7 +95,7 @@ class CachedDenial:
                 denied = True
                 left = min(left, cost - 1)
                 retry = NEVER if wait == NEVER else max(self._received + wait, self.until) - now
-            views.append(View(left, retry, max(0, self._received + reset - now)))
+            views.append(View((left, retry, max(0, self._received + reset - now))))
         return views if denied else None
 
 

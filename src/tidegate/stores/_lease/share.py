@@ -62,7 +62,7 @@ class LeasedShare:
     def expect_returned(self, permits: Costs) -> None:
         """Show permits as available that are about to be returned to the store."""
         pairs = zip(self.store_views, permits, strict=True)
-        self.store_views = tuple(View(left + more, retry, reset) for (left, retry, reset), more in pairs)
+        self.store_views = tuple(View((left + more, retry, reset)) for (left, retry, reset), more in pairs)
 
     def is_over(self, now: int) -> bool:
         """Return whether it has ended or has no permits left."""
@@ -124,7 +124,7 @@ class LazyViews(Sequence["View"]):
             left = tuple(left * o + spare for o, spare in zip(share.one, share.spare, strict=True))
         ago = self.now - share.received
         pairs = zip(left, share.store_views, strict=True)
-        return [View(here + view.remaining, 0, max(0, view.reset - ago)) for here, view in pairs]
+        return [View((here + view.remaining, 0, max(0, view.reset - ago))) for here, view in pairs]
 
     def __iter__(self) -> Iterator[View]:
         """Iterate over the views."""
@@ -143,4 +143,4 @@ class LazyViews(Sequence["View"]):
         return self._views()[index]
 
 
-NO_SHARE: Final = LeasedShare((), (), Decision.of_views(0, (), (View(0, 0, 0),), within_limits=True), 0, 0, 0)
+NO_SHARE: Final = LeasedShare((), (), Decision.of_views(0, (), (View((0, 0, 0)),), within_limits=True), 0, 0, 0)

@@ -402,7 +402,7 @@ class MemoryStore(Store):
     def _deny_full(self, policy: Policy, costs: Sequence[int], now: int) -> Decision:
         wait = max(1, min(table.due for table in self._tables.values()) - now)
         pairs = zip(policy.limits, costs, strict=True)
-        views = tuple(View(0, NEVER if cost > limit.burst else wait, wait) for limit, cost in pairs)
+        views = tuple(View((0, NEVER if cost > limit.burst else wait, wait)) for limit, cost in pairs)
         return Decision.of_views(now, policy.limits, views, within_limits=False)
 
     def _write(self, table: Table, key: Key, policy: Policy, states: States, now: int) -> None:

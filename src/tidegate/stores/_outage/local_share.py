@@ -115,29 +115,29 @@ def share_decision(share_policy: SharePolicy, costs: Sequence[int], decision: De
     for original, limit, cost in zip(share_policy.policy.limits, share_policy.limits, costs, strict=True):
         if limit is None:
             limits.append(original)
-            views.append(View(0, wait if cost else 0, wait))
+            views.append(View((0, wait if cost else 0, wait)))
         else:
             remaining, retry, reset = next(shared)
             limits.append(limit)
-            views.append(View(remaining, wait if retry == NEVER and cost <= original.burst else retry, reset))
+            views.append(View((remaining, wait if retry == NEVER and cost <= original.burst else retry, reset)))
     return LocalDecision.of_views(decision.at, tuple(limits), views, within_limits=decision.within_limits)
 
 
 def deny_locally(policy: Policy, costs: Sequence[int], at: int, wait: int) -> LocalDecision:
     """Return a denial for this number of microseconds, or permanent if a cost exceeds the burst of its limit."""
     views: list[View] = [
-        View(0, (NEVER if cost > limit.burst else wait) if cost else 0, wait)
+        View((0, (NEVER if cost > limit.burst else wait) if cost else 0, wait))
         for limit, cost in zip(policy.limits, costs, strict=True)
     ]
     if not any(view.retry for view in views):  # it costs nothing, and is denied with the rest of its batch
-        views = [View(0, wait, wait)] * len(views)
+        views = [View((0, wait, wait))] * len(views)
     return LocalDecision.of_views(at, policy.limits, views, within_limits=False)
 
 
 def allow_locally(policy: Policy, costs: Sequence[int], at: int) -> LocalDecision:
     """Return a permit, as from a limit that is unused."""
     views: list[View] = [
-        View(max(0, limit.burst - cost), 0, 0) for limit, cost in zip(policy.limits, costs, strict=True)
+        View((max(0, limit.burst - cost), 0, 0)) for limit, cost in zip(policy.limits, costs, strict=True)
     ]
     return LocalDecision.of_views(at, policy.limits, views, within_limits=True)
 

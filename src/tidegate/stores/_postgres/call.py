@@ -91,7 +91,7 @@ class StoreCall:
 def decode_decisions(asks: Sequence[Ask], answer: list[int]) -> list[Decision]:
     """Decode the server's answer to asks that were decided together."""
     status, at, *numbers = answer
-    views: list[View] = list(map(View, numbers[::3], numbers[1::3], numbers[2::3]))
+    views = list(map(View, zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)))
     allowed, decisions, position = status == ALLOWED, [], 0
     for policy, _, _ in asks:
         end = position + len(policy.limits)

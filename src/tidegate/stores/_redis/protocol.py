@@ -200,7 +200,7 @@ class Script:
                 for policy, _, _ in asks:
                     limits = policy.limits
                     end = position + 3 * len(limits)
-                    views = [View(*numbers[i : i + 3]) for i in range(position, end, 3)]
+                    views = [View(numbers[i : i + 3]) for i in range(position, end, 3)]
                     decisions.append(Decision.of_views(at, limits, views, within_limits=status == 1))
                     position = end
                 if status == 1:
