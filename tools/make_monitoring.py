@@ -23,6 +23,7 @@ from tidegate.budget import TaskBudget
 from tidegate.budget.prometheus import BudgetCollector
 from tidegate.observe.prometheus import PrometheusObserver, StoreCollector
 from tidegate.outbound._quota.money_metrics import MONEY_METRICS
+from tidegate.service._dashboard.run_panel import QUOTA, USED
 from tidegate.service._http.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ def metric_families() -> dict[str, list[MetricInfo]]:
                 "Service": [MetricInfo(*metric[:4]) for metric in METRICS.values()],
                 "Programs that use the library": list(_exported(library)),
                 "Task budgets": list(_exported(budgets)),
+                "Runs of agents, of a service": [
+                    MetricInfo(*USED, ("run", "node", "id", "unit")),
+                    MetricInfo(*QUOTA, ("run", "node", "id", "limit", "unit")),
+                ],
                 "Money, of a service and an egress gateway": [
                     MetricInfo(name, *rest) for name, rest in MONEY_METRICS.items()
                 ],

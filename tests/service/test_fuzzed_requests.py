@@ -44,6 +44,17 @@ LIKELY = {
     "max_permits": st.integers(-1, 20),
     "id": st.text(max_size=10),
     "provider": st.sampled_from(["fmp", "fmp.example", "https://fmp.example/", "nope", ""]),
+    "name": st.text(max_size=3),
+    "limits": st.lists(st.sampled_from(["5/run", "0.2/run unit=usd", "x"]), max_size=2),
+    "credits": st.lists(st.sampled_from(["red", "a/b"]), max_size=1),
+    "max_repeats": st.integers(-1, 3),
+    "token": st.text(max_size=5),
+    "owner": st.sampled_from(["tgk1.e30.e30", "tgr1.e30.e30", ""]),
+    "carve": st.dictionaries(st.sampled_from(["usd", "requests"]), st.integers(-1, 3), max_size=2),
+    "more": st.dictionaries(st.sampled_from(["usd", "requests"]), st.integers(-1, 3), max_size=2),
+    "alternatives": st.dictionaries(st.text(max_size=2), st.just({"usd": 1}) | st.just({"x": -1}), max_size=2),
+    "request": st.text(max_size=3),
+    "end_streams": st.booleans(),
     "keys": st.lists(st.text(max_size=3) | JSON, max_size=4),
     "asks": st.lists(st.fixed_dictionaries({"policy": st.sampled_from([*POLICIES]), "key": st.text()}), max_size=3),
 }  # fmt: skip
@@ -114,7 +125,7 @@ def is_a(value, kind):
 async def answer(verb, body):
     async with InProcessService(policies=POLICIES, domains=DOMAINS, max_wait=1) as service:
         response = await service.http.post(
-            f"/v1/{verb}", content=json.dumps(body), headers={"content-type": "application/json"}
+            VERBS[verb].path, content=json.dumps(body), headers={"content-type": "application/json"}
         )
         assert service.app.in_flight == 0
         return response
@@ -125,7 +136,7 @@ def test_every_response_matches_the_openapi_description(monkeypatch, verb):
     monkeypatch.setattr(
         "tidegate._runtime.clock.IDLE_GRACE", 0.0001
     )  # calls that wait advance the clock: they need no real time
-    described = API["paths"][f"/v1/{verb}"]["post"]
+    described = API["paths"][VERBS[verb].path]["post"]
     asked = described["requestBody"]["content"]["application/json"]["schema"]
 
     @settings(max_examples=60)

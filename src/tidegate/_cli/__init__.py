@@ -52,6 +52,7 @@ COMMANDS: Final = {
     "policies": Command("watch", "list the policies of a running service", CALLING),
     "budget": Command("watch", "show the use of task budgets and money limits; correct a budget", "reading the budget"),
     "swarm": Command("watch", "show the agents of a swarm and their capacities, live", "waiting for the agents"),
+    "runs": Command("watch", "show runs of agents and their budgets, live; stop or extend them", "reading the runs"),
     "sources": Command("watch", "list the sources of a running service", CALLING),
     "add": Command(ADMINISTER, "add a source to a running service", CALLING),
     "remove": Command(ADMINISTER, "remove a source from a running service", CALLING),

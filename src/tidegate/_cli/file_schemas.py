@@ -173,13 +173,14 @@ def egress_schema() -> JsonSchema:
             "max_priority": COUNT,
             "connections": QUOTA,
             "tags": STRINGS,
+            "runs": BOOLEAN,
         },
     )
     periods = ("timeout", "max_timeout", "connect_timeout", "upstream_timeout", "client_timeout", "idle_timeout")
     own: dict[str, JsonSchema] = {
         "listen": {"type": ["string", "integer"]},
         **dict.fromkeys(("store", "bus", "metrics_token", "access_log"), STRING),
-        **dict.fromkeys(("providers", "provider_dirs", "allow_private"), STRINGS),
+        **dict.fromkeys(("providers", "provider_dirs", "allow_private", "run_secrets"), STRINGS),
         "permissions": {"enum": list(PERMISSIONS)},
         "spending": SPENDING_SCHEMA,
         "callers": {"type": "object", "additionalProperties": caller},

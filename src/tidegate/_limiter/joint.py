@@ -27,7 +27,7 @@ from tidegate._limiter.reservation import (
     apply_async,
     charged_at,
 )
-from tidegate._limiter.waiting import ApplyStep, Denial, Places, ReadStep, Waiter, wait_flow
+from tidegate._limiter.waiting import ApplyStep, CallStep, Denial, Places, ReadStep, Waiter, wait_flow
 from tidegate._policy.key import Key, join_key, normal_key
 from tidegate._runtime.arguments import check_priority, seconds
 from tidegate._runtime.clock import TaskSignal, ThreadSignal
@@ -439,7 +439,7 @@ def performer(clock: Clock) -> Callable[[Step], Any]:
     def perform(step: Step) -> Any:  # noqa: ANN401 - what a step returns
         if isinstance(step, ApplyStep):
             return step.apply()
-        return step.read() if isinstance(step, ReadStep) else clock.wait(*step)
+        return step.read() if isinstance(step, (ReadStep, CallStep)) else clock.wait(*step)
 
     return perform
 
@@ -450,6 +450,6 @@ def async_performer(clock: Clock) -> Callable[[Step], Any]:
     def perform(step: Step) -> Any:  # noqa: ANN401 - what a step returns, or an awaitable of it
         if isinstance(step, ApplyStep):
             return apply_async(step)
-        return step.read_async() if isinstance(step, ReadStep) else clock.wait_async(*step)
+        return step.read_async() if isinstance(step, (ReadStep, CallStep)) else clock.wait_async(*step)
 
     return perform

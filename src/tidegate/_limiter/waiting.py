@@ -22,6 +22,8 @@ removed by the next operation on its queue; when its object is freed, the waiter
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import threading
 from bisect import insort
 from itertools import count
@@ -32,7 +34,7 @@ from tidegate._runtime.flow import Flow
 from tidegate._runtime.fork import at_fork, fork_safe
 from tidegate.core._algorithms import NEVER
 from tidegate.core._decision import Decision
-from tidegate.errors import Closed
+from tidegate.errors import Closed, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -90,6 +92,26 @@ class ReadStep(NamedTuple):
         return await self.store.get_value_async(self.collection, self.name, self.now)
 
 
+class CallStep(NamedTuple):
+    """A step that calls a function of the program: it may block, and may be a coroutine function for tasks."""
+
+    function: Callable[[], Any]
+    blocks: bool = False  # whether a task must call it in a thread
+
+    def read(self) -> Any:  # noqa: ANN401 - what the function returns
+        """Call it in this thread."""
+        found = self.function()
+        if inspect.iscoroutine(found):
+            found.close()
+            raise ConfigError("a coroutine function cannot be called by a thread: pass a plain function")
+        return found
+
+    async def read_async(self) -> Any:  # noqa: ANN401 - as above
+        """Call it without blocking the event loop."""
+        found = await asyncio.to_thread(self.function) if self.blocks else self.function()
+        return await found if inspect.isawaitable(found) else found
+
+
 class Sleep(NamedTuple):
     """A step that waits until the signal is set or steady time reaches `until`."""
 
@@ -97,7 +119,7 @@ class Sleep(NamedTuple):
     until: int | None
 
 
-Step = ApplyStep | ReadStep | Sleep
+Step = ApplyStep | ReadStep | CallStep | Sleep
 WaitFlow = Flow[Any, Decision]  # yields Steps, or what the flow that asks yields
 QueuePlace = tuple["WaitQueues", "Key"]  # a queue in which a call waits
 

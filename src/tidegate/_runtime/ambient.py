@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tidegate._limiter.waiting import Step
     from tidegate._runtime.flow import Flow
@@ -29,14 +29,22 @@ class AmbientCharge(Protocol):
 class CurrentRun(Protocol):
     """A run, as what charges calls sees it."""
 
-    def charge_flow(self, cost: Mapping[str, int]) -> Flow[Step, AmbientCharge]:
-        """Charge a call before it is sent; units that no node counts are left out. Raises Denied, without waiting."""
+    def charge_flow(
+        self, cost: Mapping[str, int], identify: Callable[[], bytes] | None = None, label: str = ""
+    ) -> Flow[Step, AmbientCharge]:
+        """Charge a call before it is sent; units that no node counts are left out. Raises Denied, without waiting.
+
+        `identify` returns what the request is made of, by which a repeated one is recognised; `label` says what
+        it is for, such as a model.
+        """
 
 
 CURRENT_RUN: Final[ContextVar[CurrentRun | None]] = ContextVar("tidegate_run", default=None)
 
 
-def charge_run_flow(cost: Mapping[str, int]) -> Flow[Step, AmbientCharge | None]:
+def charge_run_flow(
+    cost: Mapping[str, int], identify: Callable[[], bytes] | None = None, label: str = ""
+) -> Flow[Step, AmbientCharge | None]:
     """Charge a call to the current run, if there is one."""
     current = CURRENT_RUN.get()
-    return None if current is None else (yield from current.charge_flow(cost))
+    return None if current is None else (yield from current.charge_flow(cost, identify, label))

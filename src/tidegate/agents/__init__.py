@@ -8,29 +8,41 @@
 A call is charged to its node and to every node above, in one atomic step, before it is sent, and settled afterwards.
 """
 
-from tidegate.agents._base_run import RunRightError
 from tidegate.agents._charged import charged
-from tidegate.agents._charging import RunDenied
+from tidegate.agents._credits import AsyncCredits, CreditBalance, CreditCost, Credits
+from tidegate.agents._exhausted import AskWebhook, Exhausted
 from tidegate.agents._limits import Amount, RunCost
+from tidegate.agents._listing import RunListing, list_runs, list_runs_async
+from tidegate.agents._reports import ReportRow, sum_rows
 from tidegate.agents._reservation import AsyncRunReservation, RunReservation
 from tidegate.agents._run import AsyncRun, Run, current_run
-from tidegate.agents._tokens import TokenError
-from tidegate.agents._tree import RunEndedError
 from tidegate.agents._usage import LimitUsage, NodeUsage
+from tidegate.agents.errors import RunDenied, RunEndedError, RunRightError, TokenError
 
 __all__ = [
     "Amount",
+    "AskWebhook",
+    "AsyncCredits",
     "AsyncRun",
     "AsyncRunReservation",
+    "CreditBalance",
+    "CreditCost",
+    "Credits",
+    "Exhausted",
     "LimitUsage",
     "NodeUsage",
+    "ReportRow",
     "Run",
     "RunCost",
     "RunDenied",
     "RunEndedError",
+    "RunListing",
     "RunReservation",
     "RunRightError",
     "TokenError",
     "charged",
     "current_run",
+    "list_runs",
+    "list_runs_async",
+    "sum_rows",
 ]

@@ -23,7 +23,7 @@ from tidegate._runtime.clock import ThreadSignal
 from tidegate.agents._charging import RunCall, explain_denial
 from tidegate.agents._limits import read_cost, run_name
 from tidegate.agents._node import CLOSED, POLICY, Details, Node, Path
-from tidegate.agents._tree import RunEndedError, Tree
+from tidegate.agents.errors import RunEndedError
 from tidegate.errors import ConfigError, Denied, ValueConflict
 from tidegate.stores._values import KEEP, Collection, Write
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tidegate._policy import Key
     from tidegate._runtime.flow import Flow
     from tidegate.agents._limits import Amount
+    from tidegate.agents._tree import Tree
     from tidegate.stores._base import Ask
     from tidegate.stores._values import Value
 
@@ -95,7 +96,7 @@ class Carving:
                 return (
                     yield from self.create_flow(parent, details._replace(limits=details.limits[: -len(caps)]), carve)
                 )
-            raise explain_denial(parent, call, denied.decision, amounts) from None
+            raise explain_denial(parent, call, denied.decision) from None
         return self._tree.add(path, parent, details.dump())
 
     # ---- return ------------------------------------------------------------------------------------------------------
@@ -191,10 +192,11 @@ class Carving:
                 above[unit] = amount
             for each in counted:
                 places.setdefault(each, {})[unit] = amount
-        asks: list[Ask] = [_correction(each.limiter, each.key, own) for each, own in places.items()]
-        asks += [_correction(limiter, key, above) for limiter, key in node.line[-1].above]
+        asks: list[Ask] = [correction(each.limiter, each.key, own) for each, own in places.items()]
+        asks += [correction(limiter, key, above) for limiter, key in node.line[-1].above]
         return asks, [unreturned(each) for each in node.carved_line if each not in returned]
 
 
-def _correction(limiter: BaseLimiter, key: Key, change: Mapping[str, int]) -> Ask:
+def correction(limiter: BaseLimiter, key: Key, change: Mapping[str, int]) -> Ask:
+    """Return the correction of what some key was charged."""
     return limiter.policy, key, tuple(change.get(limit.unit, 0) for limit in limiter.policy.limits)

@@ -34,6 +34,8 @@ RUN_LIMIT = re.compile(
     re.DOTALL,
 )
 CALLS: Final = "requests"
+MAX_LABEL: Final = 100  # characters of what a call was for, such as a tool or a model
+MAX_REPEATS: Final = 1_000_000
 
 
 def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[str, ...]:
@@ -124,6 +126,27 @@ def raise_quotas(texts: Sequence[str], more: Mapping[str, int]) -> tuple[str, ..
     if left:
         raise ConfigError(f"the node has no limit per run in {', '.join(left)}", field="extend")
     return tuple(found)
+
+
+def read_extension(more: Mapping[str, Amount]) -> dict[str, int]:
+    """Return amounts by which quotas are raised, by counted unit."""
+    return dict(to_counted(unit, amount, "extend") for unit, amount in more.items())
+
+
+def read_repeats(value: int | None) -> int:
+    """Return how often the same request may be made; 0: as often as one likes."""
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_REPEATS:
+        raise ConfigError(f"must be an integer of 1 to {MAX_REPEATS}, not {value!r}", field="max_repeats")
+    return value
+
+
+def read_label(label: str) -> str:
+    """Check what a call is for."""
+    if not isinstance(label, str) or len(label) > MAX_LABEL or not label.isprintable():
+        raise ConfigError(f"must be at most {MAX_LABEL} printable characters, not {label!r}", field="label")
+    return label
 
 
 def to_counted(unit: str, amount: Amount, field: str = "cost") -> tuple[str, int]:

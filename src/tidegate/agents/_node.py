@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 from tidegate._limiter.base_limiter import BaseLimiter
 from tidegate._limiter.joint import LimiterAsk
+from tidegate._limiter.waiting import WaitQueues
 from tidegate._policy import Policy
 from tidegate.agents._limits import CALLS, add_counters, build_limits
 from tidegate.core._algorithms import NEVER, View
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import Decision, LocalDecision
 from tidegate.core._limit import Limit
-from tidegate.stores._values import KEEP, Collection, Write
+from tidegate.stores._values import ANYTHING, KEEP, Collection, Write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,18 +31,24 @@ if TYPE_CHECKING:
     from tidegate.stores._base import Ask, Store
 
 POLICY: Final = "tidegate.runs"
+LABEL: Final = "label"  # the last part but one of a key that counts by what calls were for; no node has this name
+REPEAT: Final = "repeat"  # ... or the repetitions of a request
+REPEATS: Final = "repeats"  # the unit and the name of the limit of repeated requests
 RETENTION: Final = 7 * 86_400 * SECOND  # how long a node is shown after its end
 MAX_DEPTH: Final = 16
 OPEN, STOPPED, CLOSED = "open", "stopped", "closed"
 
 Path = tuple[str, ...]
+QUEUES: Final[WeakKeyDictionary[Store, WaitQueues]] = WeakKeyDictionary()
 
 
 class Details(NamedTuple):
     """What the store keeps of a node. Times are microseconds since 1970 by the clock of the store.
 
     `carved` is what was reserved from the parent when it was created. `above` are policies that are charged with the
-    root: the name, the limits and the key of each.
+    root: the name, the limits and the key of each. `credits` are the names of credits that pay when it is exhausted.
+    `max_repeats` is how often the same request may be made (0: as often as one likes). `ends_streams` is whether a stop
+    ends responses that have begun.
     """
 
     name: str
@@ -50,6 +58,9 @@ class Details(NamedTuple):
     status: str = OPEN
     carved: Mapping[str, int] | None = None
     above: Sequence[tuple[str, Sequence[str], Sequence[str]]] = ()
+    credits: Sequence[str] = ()
+    max_repeats: int = 0
+    ends_streams: bool = False
     number: int = 0  # of changes: no two versions have the same bytes
 
     def dump(self) -> bytes:
@@ -77,12 +88,22 @@ class Details(NamedTuple):
         return self.ends - self.created + RETENTION
 
 
+def queues_of(store: Store) -> WaitQueues:
+    """Return the wait queues of all nodes in a store: a settlement wakes each, so a tree has not one for each node."""
+    found = QUEUES.get(store)
+    if found is None:
+        found = QUEUES.setdefault(store, WaitQueues())
+        store.wait_queues.add(found)
+    return found
+
+
 class NodeLimiter(BaseLimiter):
     """Decides about the limits of one node; what a limit per run denies is denied for ever."""
 
     def __init__(self, policy: Policy, store: Store, clock: Clock | None, node: str) -> None:
         """Take the name of the node, which denials say."""
         super().__init__(policy, store=store, clock=clock)
+        self.queues: WaitQueues = queues_of(self.store)
         self.node: str = node
         self.life: int = 0  # microseconds: a window of this length does not end before the node
 
@@ -114,14 +135,20 @@ class Node:
         self.parent: Node | None = parent
         self._store = store
         self._clock = clock
+        self.line: tuple[Node, ...] = (self,) if parent is None else (self, *parent.line)  # the root last
         self.key: Key = path if len(path) > 1 else path[0]
         self.limiter: NodeLimiter
+        self.labels: NodeLimiter  # counts what calls were for
+        self.known_labels: set[str] = set()  # that are listed in the store
         self.above: list[tuple[BaseLimiter, Key]] = []
         self.update(data)
 
     def update(self, data: bytes) -> None:
         """Take what the store keeps of the node now."""
         self.data: bytes = data
+        self.condition: Write = Write(
+            self.collection, self.value_name, KEEP, 0, data
+        )  # that the stored node is this one
         self.details: Details = Details.load(data)
         window = self.details.window
         own = build_limits(self.details.limits, window)
@@ -140,6 +167,17 @@ class Node:
         else:
             self.limiter = NodeLimiter(policy, self._store, self._clock, self.title)
         self.limiter.life = self.details.ends - self.details.created
+        labels = Policy(POLICY, add_counters((), self.units, window), shares_slot=True)
+        if hasattr(self, "labels"):
+            self.labels.update(labels)
+        else:
+            self.labels = NodeLimiter(labels, self._store, self._clock, self.title)
+        self.repeats: NodeLimiter | None = None
+        if self.details.max_repeats:
+            limit = Limit(self.details.max_repeats, window, "fixed_window", unit=REPEATS, name=REPEATS)
+            policy = Policy(POLICY, (limit,), shares_slot=True)
+            self.repeats = NodeLimiter(policy, self._store, self._clock, self.title)
+            self.repeats.life = self.limiter.life
 
     @property
     def collection(self) -> Collection:
@@ -157,36 +195,55 @@ class Node:
         return self.details.name if self.parent is None else f"{self.parent.title}/{self.details.name}"
 
     @property
-    def line(self) -> list[Node]:
-        """The node and its ancestors, the root last."""
-        return [self] if self.parent is None else [self, *self.parent.line]
-
-    @property
     def carved_line(self) -> list[Node]:
         """The carve-outs among the node and its ancestors."""
         return [node for node in self.line if node.details.carved is not None]
 
-    @property
-    def condition(self) -> Write:
-        """The condition that the stored node is this one."""
-        return Write(self.collection, self.value_name, KEEP, 0, self.data)
+    def label_key(self, label: str) -> Key:
+        """Return the key that counts what calls were for."""
+        return (*self.path, LABEL, label)
 
-    def asks(self, cost: Mapping[str, int]) -> list[LimiterAsk]:
-        """Return what a call is charged, at this node and above, on condition that no node of the line has changed."""
+    def label_ask(self, cost: Mapping[str, int], label: str) -> LimiterAsk:
+        """Return what counts a call by what it is for, and lists that for reports, in the step that charges it."""
+        found: tuple[Write, ...] = ()
+        if label not in self.known_labels:
+            name = f"{self.value_name}={label}"
+            found = (Write(labels_of(self.path[0]), name, b"", self.details.ttl, ANYTHING),)
+        return LimiterAsk(self.labels, self.label_key(label), part(cost, self.labels.policy.units), found)
+
+    def asks(self, cost: Mapping[str, int], digest: str = "") -> list[LimiterAsk]:
+        """Return what a call is charged, at this node and above, on condition that no node of the line has changed.
+
+        `digest` is that of its request, if that is known.
+        """
         conditions = tuple(node.condition for node in self.line)
         left = dict(cost)  # what is charged further up: not what a carve-out was charged for when it was created
         found = []
         for node in self.line:
             found.append(LimiterAsk(node.limiter, node.key, part(left, node.limiter.policy.units), conditions))
-            left = {unit: amount for unit, amount in left.items() if unit not in (node.details.carved or ())}
+            if node.details.carved is not None:
+                left = {unit: amount for unit, amount in left.items() if unit not in (node.details.carved or ())}
         root = self.line[-1]
         found += [LimiterAsk(limiter, key, part(left, limiter.policy.units)) for limiter, key in root.above]
+        if digest:
+            repeats = [(node.repeats, (*node.path, REPEAT, digest)) for node in self.line]
+            found += [LimiterAsk(limiter, key, {REPEATS: 1}) for limiter, key in repeats if limiter is not None]
         return found
 
 
 def part(cost: Mapping[str, int], units: Sequence[str]) -> dict[str, int]:
     """Return the part of a cost in some units."""
     return {unit: amount for unit, amount in cost.items() if unit in units}
+
+
+def counts_label(key: Key) -> bool:
+    """Return whether a key counts what calls were for."""
+    return len(key) > 2 and key[-2] == LABEL  # noqa: PLR2004 - a node, the word, and the label
+
+
+def labels_of(root: str) -> Collection:
+    """Return where the names of tools and models of a tree are listed."""
+    return Collection("tidegate.run-labels", (POLICY, root))
 
 
 def collection_of(root: str) -> Collection:

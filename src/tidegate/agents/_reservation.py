@@ -9,8 +9,9 @@ from tidegate._limiter.joint import async_performer, performer
 from tidegate._limiter.reservation import BaseReservation
 from tidegate._limiter.waiting import ApplyStep, Step
 from tidegate._runtime.flow import run, run_async
-from tidegate.agents._carving import Carving, settled_here
+from tidegate.agents._carving import Carving, correction, settled_here
 from tidegate.agents._limits import CALLS, read_cost
+from tidegate.agents._node import counts_label
 from tidegate.errors import ValueConflict
 
 if TYPE_CHECKING:
@@ -32,11 +33,14 @@ class NodeCharges(BaseReservation):
         super().__init__(charge.charges, clock, ttl)
         self.writes = settled_here(charge.node)
         self._paid: list[frozenset[str]] = []  # of each charge: the units that a carve-out below it pays for
-        paid: frozenset[str] = frozenset()
+        bought = charge.payment.credits
+        paid: frozenset[str] = frozenset() if bought is None else frozenset((bought.unit,))
         for node in charge.node.line:
             self._paid.append(paid)
             paid |= frozenset(node.details.carved or ())
-        self._paid += [paid] * (len(charge.charges) - len(self._paid))
+        for each in charge.charges[len(self._paid) :]:
+            counted = counts_label(each.key) or (bought is not None and each.key == bought.node.key)
+            self._paid.append(frozenset() if counted else paid)
 
     def _parts(self, cost: Cost) -> list[tuple[ReservedCharge, Cost | None]]:
         amounts = cost if isinstance(cost, Mapping) else {CALLS: cost}
@@ -55,7 +59,9 @@ class BaseRunReservation:
         self._node = charge.node
         self._clock = clock
         self.chosen: int = charge.chosen
-        self._units = charge.node.units
+        self.alternative: str = charge.payment.name
+        self._payment = charge.payment
+        self._units = {*charge.node.units, *charge.payment.cost}
         self._reserved = NodeCharges(charge, clock, ttl)
 
     @property
@@ -75,9 +81,8 @@ class BaseRunReservation:
 
     @property
     def reserved(self) -> dict[str, int]:
-        """What the node was charged, by counted unit."""
-        charge = self._reserved.charges[0]
-        return {unit: cost for unit, cost in zip(charge.policy.units, charge.costs, strict=True) if cost}
+        """What was charged, by counted unit."""
+        return {unit: cost for unit, cost in self._payment.cost.items() if cost}
 
     def _commit_flow(self, actual: RunCost | None) -> Flow[Step, None]:
         """Correct the estimate to the actual cost; units that are not given stay as estimated."""
@@ -104,6 +109,16 @@ class BaseRunReservation:
         except ValueConflict:
             if expired:
                 change = {unit: amount for unit, amount in change.items() if amount > 0}
+            bought = self._payment.credits
+            labels = [each for each in self._reserved.charges if counts_label(each.key)]
+            if labels:
+                ask = correction(labels[0].limiter, labels[0].key, change)
+                yield ApplyStep(self._tree.store, "adjust", [ask], self._tree.now())
+            if bought is not None:
+                own = {unit: amount for unit, amount in change.items() if unit == bought.unit}
+                change = {unit: amount for unit, amount in change.items() if unit != bought.unit}
+                ask = correction(bought.node.limiter, bought.node.key, own)
+                yield ApplyStep(self._tree.store, "adjust", [ask], self._tree.now())
             for _ in range(64):
                 asks, conditions = yield from Carving(self._tree).place_flow(self._node, change)
                 try:

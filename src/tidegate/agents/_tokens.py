@@ -1,6 +1,7 @@
 """Tokens of runs: signed strings that give another process, thread or program a part of the rights at a node.
 
     tgr1.<payload>.<signature>      both in base64url; the payload is JSON
+    tgk1.<payload>.<signature>      the key of the creator of a node, for programs that use runs over a network
 
 The payload has the audience (the store, by an id that it keeps), the path of the node, the rights, the end, and a
 number, so that two tokens never are the same. The signature is a keyed BLAKE2b of the payload. The keys come from
@@ -19,8 +20,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate._limiter.waiting import ApplyStep
+from tidegate.agents.errors import TokenError
 from tidegate.core._bounds import SECOND
-from tidegate.errors import ConfigError, RateLimitError, ValueConflict
+from tidegate.errors import ConfigError, ValueConflict
 from tidegate.stores._values import Collection, Write
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from tidegate.stores._base import Store
 
 PREFIX: Final = "tgr1"
+OWNER_PREFIX: Final = "tgk1"  # of the key of a creator, which is no token: it also gives the rights to stop and extend
 RIGHTS: Final = ("charge", "child", "read")
 SIGNATURE_BYTES: Final = 16
 MAX_TOKEN: Final = 4096  # characters
@@ -39,10 +42,6 @@ SECRETS: Final = Collection("tidegate.secrets", listed=False)  # as the service'
 SECRET_NAME: Final = "reservations"  # noqa: S105 - the name of a value
 AUDIENCE_NAME: Final = "store"
 SECRET_TTL: Final = 3650 * 86_400 * SECOND
-
-
-class TokenError(RateLimitError):
-    """The token is not valid here: it is malformed, was changed, or was signed for another store."""
 
 
 class Token(NamedTuple):
@@ -61,15 +60,15 @@ class Keys(NamedTuple):
     audience: str
     keys: tuple[bytes, ...]
 
-    def sign(self, token: Token) -> str:
+    def sign(self, token: Token, prefix: str = PREFIX) -> str:
         """Return the signed string."""
         payload = json.dumps(token, separators=(",", ":")).encode()
-        return f"{PREFIX}.{_encode(payload)}.{_encode(signature(self.keys[0], payload))}"
+        return f"{prefix}.{_encode(payload)}.{_encode(signature(self.keys[0], prefix, payload))}"
 
     def read(self, text: str) -> Token:
         """Verify a signed string; raises TokenError."""
-        payload, signed = split(text)
-        if not any(hmac.compare_digest(signature(key, payload), signed) for key in self.keys):
+        prefix, payload, signed = split(text)
+        if not any(hmac.compare_digest(signature(key, prefix, payload), signed) for key in self.keys):
             raise TokenError("the token is not valid for this store: it was changed, or signed with another secret")
         token = _load(payload)
         if token.audience != self.audience:
@@ -88,16 +87,21 @@ def read_rights(rights: Iterable[str]) -> tuple[str, ...]:
 
 def audience_of(text: str) -> str:
     """Return the audience that a token claims, without verifying it: to find its store."""
-    return _load(split(text)[0]).audience
+    return _load(split(text)[1]).audience
 
 
-def split(text: str) -> tuple[bytes, bytes]:
-    """Return the payload and the signature of a token; raises TokenError."""
+def looks_like_token(text: str) -> bool:
+    """Return whether a string has the form of a token of a run; it was not verified."""
+    return text.startswith(f"{PREFIX}.")
+
+
+def split(text: str) -> tuple[str, bytes, bytes]:
+    """Return the prefix, the payload and the signature of a token; raises TokenError."""
     parts = text.strip().split(".") if isinstance(text, str) and len(text) <= MAX_TOKEN else []
-    if len(parts) != 3 or parts[0] != PREFIX:  # noqa: PLR2004 - as above
+    if len(parts) != 3 or parts[0] not in (PREFIX, OWNER_PREFIX):  # noqa: PLR2004 - as above
         raise TokenError(f"not a token of a run: it begins with {PREFIX}. and has three parts")
     try:
-        return _decode(parts[1]), _decode(parts[2])
+        return parts[0], _decode(parts[1]), _decode(parts[2])
     except (binascii.Error, ValueError):
         raise TokenError("not a token of a run: its parts are not base64url") from None
 
@@ -111,9 +115,9 @@ def _load(payload: bytes) -> Token:
     return found
 
 
-def signature(key: bytes, payload: bytes) -> bytes:
-    """Sign a payload."""
-    return blake2b(payload, key=key, digest_size=SIGNATURE_BYTES).digest()
+def signature(key: bytes, prefix: str, payload: bytes) -> bytes:
+    """Sign a payload; the prefix is signed with it, so that a token never becomes the key of a creator."""
+    return blake2b(f"{prefix}.".encode() + payload, key=key, digest_size=SIGNATURE_BYTES).digest()
 
 
 def derive_key(secret: bytes) -> bytes:

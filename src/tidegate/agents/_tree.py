@@ -6,6 +6,7 @@ same step.
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,14 +23,13 @@ from tidegate.agents._node import (
     Path,
     collection_of,
 )
+from tidegate.agents.errors import RunEndedError
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import LocalDecision
 from tidegate.core._limit import Limit
 from tidegate.errors import (
     CollectionFull,
     ConfigError,
-    RateLimitError,
-    ResourceUnknown,
     StoreUnavailable,
     ValueConflict,
 )
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tidegate.stores._base import Ask, Store
     from tidegate.stores._values import Value
 
+NAME: Final = re.compile(r"[^/\x00-\x1f\x7f]{1,200}")
 MAX_ATTEMPTS: Final = 64  # how often a change is tried while other processes change the same node
 CLOCK_ASK: Final[Ask] = (
     Policy("tidegate._runtime.clock", (Limit(1, "1s", "fixed_window"),), on_store_error="allow"),
@@ -50,10 +51,6 @@ CLOCK_ASK: Final[Ask] = (
     (0,),
 )
 ROOTS: Final = Collection("tidegate.run-roots")
-
-
-class RunEndedError(RateLimitError):
-    """The run, or the node of it, is unknown: it ended long ago, or the store has lost it."""
 
 
 class Tree:
@@ -193,16 +190,17 @@ class Tree:
             return changed
         raise StoreUnavailable(f"could not change the run {'/'.join(path)}: other processes change it all the time")
 
-    def end_flow(self, path: Path, status: str) -> Flow[Any, Details]:
+    def end_flow(self, path: Path, status: str, *, ends_streams: bool = False) -> Flow[Any, Details]:
         """Stop or close a node: no call of it or of a node below it is admitted from now on."""
-        return self.change_flow(
-            path,
-            lambda details: (
-                details.change(status=status)
-                if details.status == OPEN or (details.status, status) == (STOPPED, CLOSED)
-                else details
-            ),
-        )
+
+        def change(details: Details) -> Details:
+            if details.status == OPEN or (details.status, status) == (STOPPED, CLOSED):
+                return details.change(status=status, ends_streams=ends_streams or details.ends_streams)
+            if ends_streams and not details.ends_streams:
+                return details.change(ends_streams=True)
+            return details
+
+        return self.change_flow(path, change)
 
     def extend_flow(self, path: Path, change: Callable[[Details], Details]) -> Flow[Any, Details]:
         """Move the quotas and the end of a node in one step.
@@ -234,15 +232,16 @@ class Tree:
         return details
 
 
+def check_name(name: str) -> None:
+    """Check the name of a node."""
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
+        raise ConfigError(f"must be 1 to 200 characters without '/' and control characters, not {name!r}", field="name")
+
+
 def check_policy_name(name: str) -> None:
     """Refuse the name that the nodes themselves have."""
     if name == POLICY:
         raise ConfigError(f"the policy name {POLICY!r} is that of runs: choose another", field="parent")
-
-
-def unknown_run(identifier: str) -> ResourceUnknown:
-    """Return the error for a run that is not in the store."""
-    return ResourceUnknown(f"no run {identifier!r} in this store")
 
 
 def check_ttl(name: str, value: float) -> int:

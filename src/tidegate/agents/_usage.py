@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tidegate._limiter.waiting import ApplyStep
 from tidegate.agents._limits import COUNTED
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidegate._runtime.flow import Flow
     from tidegate.agents._tree import Tree
 
+T = TypeVar("T")
 BATCH: Final = 32  # nodes whose usage is read in one step
 
 
@@ -40,6 +41,7 @@ class NodeUsage(NamedTuple):
     limits: Mapping[str, LimitUsage]
     carved: Mapping[str, int]
     children: tuple[NodeUsage, ...]
+    created: float = 0.0
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, NodeUsage]]:
         """Yield all nodes with their depth, parents first."""
@@ -48,8 +50,8 @@ class NodeUsage(NamedTuple):
             yield from child.walk(depth + 1)
 
 
-def usage_flow(tree: Tree, path: Path) -> Flow[Any, NodeUsage]:
-    """Read what a node and those below it have used. Other calls may be charged in between."""
+def nodes_flow(tree: Tree, path: Path) -> Flow[Any, dict[Path, Node]]:
+    """Read a node and those below it."""
     details = yield from tree.list_flow(path)
     above = yield from tree.node_flow(path)
     nodes: dict[Path, Node] = {}
@@ -57,17 +59,24 @@ def usage_flow(tree: Tree, path: Path) -> Flow[Any, NodeUsage]:
         parent = nodes.get(own[:-1]) if own != path else above.parent
         if parent is not None or len(own) == 1 or own == path:
             nodes[own] = tree.build(own, parent, found.dump())
+    return nodes
+
+
+def usage_flow(tree: Tree, path: Path) -> Flow[Any, NodeUsage]:
+    """Read what a node and those below it have used. Other calls may be charged in between."""
+    nodes = yield from nodes_flow(tree, path)
     decisions: dict[Path, Any] = {}
-    for group in _in_batches(list(nodes.values())):
+    for group in in_batches(list(nodes.values())):
         asks = [(node.limiter.policy, node.key, (0,) * len(node.limiter.policy.limits)) for node in group]
         found_here = yield ApplyStep(tree.store, "peek", asks, tree.now())
         decisions.update(zip([node.path for node in group], found_here, strict=True))
     return _build(path, nodes, decisions)
 
 
-def _in_batches(nodes: list[Node]) -> Iterator[list[Node]]:
-    for start in range(0, len(nodes), BATCH):
-        yield nodes[start : start + BATCH]
+def in_batches(items: list[T]) -> Iterator[list[T]]:
+    """Yield groups whose usage is read in one step."""
+    for start in range(0, len(items), BATCH):
+        yield items[start : start + BATCH]
 
 
 def _build(path: Path, nodes: Mapping[Path, Node], decisions: Mapping[Path, Any]) -> NodeUsage:
@@ -83,6 +92,5 @@ def _build(path: Path, nodes: Mapping[Path, Node], decisions: Mapping[Path, Any]
             used[limit.unit] = amount
     status = details.status if details.status != OPEN or decision.at < details.ends else "ended"
     children = tuple(_build(other, nodes, decisions) for other in nodes if other[:-1] == path)
-    return NodeUsage(
-        "/".join(path), details.name, status, details.ends / 1e6, used, limits, details.carved or {}, children
-    )
+    ends, created = details.ends / 1e6, details.created / 1e6
+    return NodeUsage("/".join(path), details.name, status, ends, used, limits, details.carved or {}, children, created)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote_plus
 
 from tidegate._policy import Policy
+from tidegate.agents._tokens import OWNER_PREFIX, PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,6 +29,8 @@ LOCAL_CALLER: Final = "local"  # the name of every caller if none is configured
 DEFAULT_CALLER_CONNECTIONS: Final = 1000
 OWN_TOKEN: Final = "X-Tidegate-Token"  # noqa: S105 - the name of a header
 PROXY_TOKEN: Final = "Proxy-Authorization"  # noqa: S105 - as above
+RUN: Final = "X-Tidegate-Run"
+RUN_PREFIXES: Final = (f"{PREFIX}.", f"{OWNER_PREFIX}.")
 KEY_HEADERS: Final = ("Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key")
 KEY_PARAMETER: Final = "key"  # of Google's APIs
 
@@ -39,7 +42,7 @@ class EgressCaller:
     `digests` are the hashes of its tokens. None as `providers` means all of them. `limits` are its own, in addition to
     those of the providers. `max_priority` is the highest priority that it may ask for. It may have `connections`
     requests at the same time. `token_file` is the file that its token was read from. `tags` are those that its calls
-    may have; None: any.
+    may have; None: any. With `runs`, a request whose token is that of a run, and of no caller, is one of this caller.
     """
 
     name: str
@@ -50,6 +53,7 @@ class EgressCaller:
     connections: int = DEFAULT_CALLER_CONNECTIONS
     token_file: Path | None = None
     tags: frozenset[str] | None = frozenset()
+    runs: bool = False
 
     @property
     def policy(self) -> Policy:
@@ -75,10 +79,14 @@ NO_PLACES: Final = KeyPlaces((), ())
 
 
 class Identity(NamedTuple):
-    """A caller, and the places of its request that hold tokens of callers (none: it needs no token)."""
+    """A caller, and the places of its request that hold tokens of callers or runs (none: it needs no token).
+
+    `run` is the token of its run.
+    """
 
     caller: EgressCaller
     tokens_in: KeyPlaces
+    run: str = ""
 
 
 class Callers:
@@ -88,22 +96,34 @@ class Callers:
         """Index these callers by token; if there are none, every client that can connect is the caller `local`."""
         self.all: tuple[EgressCaller, ...] = tuple(callers)
         self._by_digest = {digest: caller for caller in self.all for digest in caller.digests}
-        self._anybody = None if self.all else Identity(LOCAL, NO_PLACES)
+        self._anybody = None if self.all else LOCAL
+        self._of_runs = next((caller for caller in self.all if caller.runs), None)
 
     def identify(self, headers: CIMultiDictProxy[str], raw_path: str, places: KeyPlaces) -> Identity | None:
         """Return who sends a request; None: it has no valid token. The first place that holds a token decides."""
-        if self._anybody is not None:
-            return self._anybody
         # A lookup by hash takes as long for a token that is nearly right as for any other.
-        found = [
-            (caller, kind, place)
-            for kind, place, token in find_tokens(headers, raw_path.partition("?")[2], places)
-            if (caller := self._by_digest.get(digest_of(token))) is not None
-        ]
-        if not found:
+        run = headers.get(RUN, "")
+        found: list[tuple[EgressCaller, str, str]] = []
+        runs: list[tuple[str, str]] = []
+        for kind, place, token in find_tokens(headers, raw_path.partition("?")[2], places):
+            if is_of_run(token):
+                runs.append((kind, place))
+                run = run or token
+            elif self._anybody is None and (caller := self._by_digest.get(digest_of(token))) is not None:
+                found.append((caller, kind, place))
+        caller = self._anybody or (found[0][0] if found else self._of_runs if runs else None)
+        if caller is None:
             return None
-        fields = tuple(place for _, kind, place in found if kind == "header")
-        return Identity(found[0][0], KeyPlaces(fields, tuple(place for _, kind, place in found if kind == "query")))
+        held = [(kind, place) for _, kind, place in found] + runs
+        if not held and not run:
+            return Identity(caller, NO_PLACES)
+        fields = tuple(place for kind, place in held if kind == "header")
+        return Identity(caller, KeyPlaces(fields, tuple(place for kind, place in held if kind == "query")), run)
+
+
+def is_of_run(token: str) -> bool:
+    """Return whether a token is that of a run, or the key of its creator; it was not verified."""
+    return token.startswith(RUN_PREFIXES)
 
 
 def digest_of(token: str) -> bytes:

@@ -23,6 +23,7 @@ from tidegate.egress._options import CallOptions, read_options
 from tidegate.egress._relay import Meter, relay
 from tidegate.egress._reload import EgressRules
 from tidegate.egress._routes import Routes, Target
+from tidegate.egress._run_tokens import EgressRuns
 from tidegate.egress._stats import EgressStats
 from tidegate.egress._tunnel_handler import TunnelHandler
 from tidegate.egress._upstream import UpstreamClient
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from multidict import CIMultiDict, CIMultiDictProxy
 
     from tidegate._limiter.reservation import AsyncReservation
+    from tidegate.agents import AsyncRun
     from tidegate.egress._callers import EgressCaller, Identity
     from tidegate.egress._settings import EgressSettings
     from tidegate.egress._stats import TrafficCounts
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from tidegate.outbound._providers.provider import Provider
     from tidegate.outbound._quota.exchange import SenderLimits, SendResult
     from tidegate.outbound._quota.gate import AsyncGate
+    from tidegate.stores import Store
 
 log: logging.Logger = logging.getLogger("tidegate.egress")
 
@@ -68,8 +71,9 @@ class EgressGateway:
         *,
         addresses: AddressCheck | None = None,
         stats: EgressStats | None = None,
+        run_store: Store | None = None,
     ) -> None:
-        """Send calls through a gate, which its owner closes."""
+        """Send calls through a gate, which its owner closes. Runs are in `run_store`, by default that of the gate."""
         self.gate = gate
         gate.planner.shares_unnamed_models = True  # callers name the models
         self.rules: EgressRules = EgressRules(settings)
@@ -77,6 +81,7 @@ class EgressGateway:
         self.callers: Callers = Callers(settings.callers)
         self.limits: CallerLimits = CallerLimits(settings.callers, gate.store)
         self.routes: Routes = Routes(gate.providers, settings.upstreams)
+        self.runs: EgressRuns = EgressRuns(run_store or gate.store, settings.run_secrets)
         self.stats: EgressStats = stats or EgressStats()
         self.addresses: AddressCheck = addresses or AddressCheck(settings.allow_private)
         self.endpoints: Endpoints = Endpoints(self)
@@ -160,6 +165,11 @@ class EgressGateway:
             raise EgressError(405, "method-not-allowed", "the method TRACE is not forwarded")
         identity = self.identify(request, forward=forward)
         exchange.caller = identity.caller.name
+        run = await self.runs.enter(identity.run) if identity.run else None
+        if run is not None and (request.method == "CONNECT" or asks_for_websocket(request.headers)):
+            raise EgressError(
+                403, "tunnel-not-counted", "what a tunnel or a WebSocket sends cannot be charged to a run"
+            )
         if request.method == "CONNECT":
             self._connections[exchange.caller] = self._count_request(identity.caller)
             try:
@@ -172,7 +182,7 @@ class EgressGateway:
         connections, name = self._connections, identity.caller.name
         connections[name] = self._count_request(identity.caller)
         try:
-            return await self._call(request, exchange, identity, target)
+            return await self._call(request, exchange, identity, target, run)
         finally:
             connections[name] -= 1
 
@@ -223,7 +233,12 @@ class EgressGateway:
     # ---- calls -------------------------------------------------------------------------------------------------------
 
     async def _call(
-        self, request: web.BaseRequest, exchange: EgressExchange, identity: Identity, target: Target
+        self,
+        request: web.BaseRequest,
+        exchange: EgressExchange,
+        identity: Identity,
+        target: Target,
+        run: AsyncRun | None,
     ) -> web.StreamResponse:
         if self._client is None:
             raise Closed("the gateway has not been started")
@@ -261,7 +276,8 @@ class EgressGateway:
                 expects_output=call.request is not None and call.request.endpoint.has_output,
             )
         try:
-            return await relay(request, result.response, self._answer_headers(exchange, result), meter, self.settings)
+            answer = self._answer_headers(exchange, result)
+            return await relay(request, result.response, answer, meter, self.settings, run)
         finally:
             if meter is not None:
                 exchange.complete, exchange.parts = meter.complete, meter.parts

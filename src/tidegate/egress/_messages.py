@@ -14,6 +14,7 @@ from urllib.parse import unquote, unquote_plus
 from aiohttp import web
 from multidict import CIMultiDict
 
+from tidegate.agents.errors import RunDenied
 from tidegate.core._bounds import SECOND
 from tidegate.egress._callers import KEY_HEADERS
 from tidegate.errors import Closed, ConfigError, ResourceUnknown
@@ -89,13 +90,19 @@ class EgressError(Exception):
 class DeniedError(EgressError):
     """A request without a permit: a 429 as the provider would send it."""
 
-    def __init__(self, decision: Decision | None, message: str, document: Any = None) -> None:  # noqa: ANN401 - any JSON value
-        """Answer a denial; `document` is the provider's own form of a 429."""
+    def __init__(
+        self,
+        decision: Decision | None,
+        message: str,
+        document: Any = None,  # noqa: ANN401 - any JSON value
+        run: RunDenied | None = None,
+    ) -> None:
+        """Answer a denial; `document` is the provider's own form of a 429, `run` is set if a run denied it."""
         retry = None if decision is None else decision.retry
         headers = {"Cache-Control": "no-store"}
         if retry is None or retry < 0:
             headers["X-Should-Retry"] = "false"
-            text = f"{message}. The request asks for more than the limit can ever allow."
+            text = message if run else f"{message}. The request asks for more than the limit can ever allow."
         else:
             seconds = retry / SECOND
             headers |= {
@@ -103,10 +110,11 @@ class DeniedError(EgressError):
                 "Retry-After-Ms": str(max(1, ceil(seconds * 1000))),
                 RETRY_AFTER: f"{seconds:.6f}",
             }
-            text = f"{message}. Please try again in {seconds:.3f}s."
+            text = message if run else f"{message}. Please try again in {seconds:.3f}s."
         super().__init__(TOO_MANY_REQUESTS, "rate_limit_exceeded", text, headers)
         self._decision = decision
         self._document = document
+        self._run = run
 
     def response(self) -> web.Response:
         """Build the answer: the provider's form if its profile knows it, else problem details."""
@@ -116,16 +124,22 @@ class DeniedError(EgressError):
         else:
             body = {} if self._decision is None else problem(self._decision, detail=str(self))
             body["error"] = {"type": self.kind, "message": str(self), "code": self.kind}
+        if self._run is not None and isinstance(body, dict):
+            run = self._run
+            body["run"] = {"node": run.node, "limit": run.limit, "needed": run.needed, "left": run.left}
         return json_response(self.status, body, self.headers)
 
 
 def denial(denied: Denied, provider: Provider, of_caller: str) -> DeniedError:
     """Return the 429 of a call without a permit, in the form of its provider."""
     decision = denied.decision
+    document = provider.counting.denial if provider.profile is not None else None
+    if isinstance(denied, RunDenied):
+        return DeniedError(decision, f"run {denied}", document, denied)
     names = ", ".join(decision.violated) if decision is not None else ""
     limits = f" ({names})" if names else ""
     message = f"{of_caller or 'provider ' + provider.name + ': '}rate limit reached{limits}"
-    return DeniedError(decision, message, provider.counting.denial if provider.profile is not None else None)
+    return DeniedError(decision, message, document)
 
 
 def refusal(error: RateLimitError, provider: Provider) -> EgressError:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 from aiohttp import web
 
+from tidegate.egress._run_tokens import end_when_stopped
 from tidegate.errors import Denied, RateLimitError
 from tidegate.outbound._providers.money import is_money
 from tidegate.outbound._quota.token_usage import UsageReader
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from multidict import CIMultiDict
 
     from tidegate._limiter.reservation import AsyncReservation
+    from tidegate.agents import AsyncRun
     from tidegate.egress._calls import UpstreamResponse
     from tidegate.egress._settings import EgressSettings
     from tidegate.outbound._providers.provider import Provider
@@ -160,6 +162,7 @@ class StreamWatch:
         self._loop = asyncio.get_running_loop()
         self.writing = False
         self.chunks = 0
+        self._denied: Denied | None = None  # why its run was stopped
         self.stalled = False  # the provider has sent nothing for too long
         self._seen = (-1, False)
         self._since = self._loop.time()
@@ -178,6 +181,18 @@ class StreamWatch:
             return
         self._timer = self._loop.call_later(self._tick, self._check)
 
+    def stop(self, denied: Denied) -> None:
+        """End the stream: its run was stopped."""
+        self._denied = denied
+        self._native.close()
+
+    def raise_if_ended(self) -> None:
+        """Raise why the stream was ended here, if it was."""
+        if self._denied is not None:
+            raise self._denied
+        if self.stalled:
+            raise TimeoutError
+
     def close(self) -> None:
         """Stop watching."""
         self._timer.cancel()
@@ -189,6 +204,7 @@ async def relay(
     headers: CIMultiDict[str],
     meter: Meter | None,
     settings: EgressSettings,
+    run: AsyncRun | None = None,
 ) -> web.StreamResponse:
     """Send a provider's response to the client, with the standard reason phrase: its own may contain the key."""
     native = upstream.native
@@ -199,7 +215,7 @@ async def relay(
         else:
             response = web.StreamResponse(status=native.status, headers=headers)
             await response.prepare(request)
-            await stream_body(request, upstream, response, meter, settings)
+            await stream_body(request, upstream, response, meter, settings, run)
     except (aiohttp.ClientError, TimeoutError, ConnectionError, Denied) as error:
         # The client must not mistake what it received for the whole response.
         upstream.problem = problem_of(error, request)
@@ -248,10 +264,12 @@ async def stream_body(
     response: web.StreamResponse,
     meter: Meter | None,
     settings: EgressSettings,
+    run: AsyncRun | None,
 ) -> None:
-    """Send the chunks of a body as they arrive."""
+    """Send the chunks of a body as they arrive, until a stop of its run ends them."""
     readany, write = upstream.native.content.readany, response.write
     watch = StreamWatch(request, upstream.native, settings)
+    stopping = None if run is None else asyncio.create_task(end_when_stopped(run, watch.stop))
     try:
         piece = upstream.looked_at or await readany()
         while piece:
@@ -262,8 +280,12 @@ async def stream_body(
             await write(piece)
             watch.writing = False
             piece = await readany()
-        if watch.stalled:
-            raise TimeoutError
+        watch.raise_if_ended()
         await response.write_eof()
+    except aiohttp.ClientError:
+        watch.raise_if_ended()
+        raise
     finally:
         watch.close()
+        if stopping is not None:
+            stopping.cancel()

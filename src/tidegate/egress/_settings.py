@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 DEFAULT_EGRESS: Final = ListenAddress("127.0.0.1", 8090)
 HTTP_PORTS: Final = {"http": 80, "https": 443}
-CALLER_FIELDS: Final = ("token", "token_file", "providers", "limits", "max_priority", "connections", "tags")
+CALLER_FIELDS: Final = ("token", "token_file", "providers", "limits", "max_priority", "connections", "tags", "runs")
 CALLER_UNITS: Final = ("requests", "concurrent-requests", *TOKEN_UNITS)  # that calls are charged in; also money
 TAG_NAME = re.compile(r"[A-Za-z0-9_.:@/+-]{1,64}")
 CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
@@ -86,6 +86,7 @@ class EgressSettings:
     permissions: str = "warn"
     spending: SpendingSettings | None = None
     callers: tuple[EgressCaller, ...] = field(default=(), repr=False)
+    run_secrets: tuple[str, ...] = field(default=(), repr=False)
     open: bool = False
     metrics_token: str | None = field(default=None, repr=False)
     upstreams: Mapping[str, Upstream] = field(default_factory=dict)
@@ -170,6 +171,8 @@ def _read_callers(setting: ConfigValue) -> tuple[EgressCaller, ...]:
         if not CALLER_NAME.fullmatch(name) or name == LOCAL_CALLER:
             raise entry.error(f"expected a name of letters, digits, _ . @ and - other than {LOCAL_CALLER!r}")
         caller = _read_caller(name, entry)
+        if caller.runs and any(each.runs for each in callers):
+            raise entry.error("only one caller may have runs: true")
         for digest in caller.digests:
             if digest in known:
                 raise entry.error(f"has the token of {known[digest]}: each caller needs a token of its own")
@@ -180,10 +183,15 @@ def _read_callers(setting: ConfigValue) -> tuple[EgressCaller, ...]:
 
 def _read_caller(name: str, entry: ConfigValue) -> EgressCaller:
     parts = entry.fields(*CALLER_FIELDS)
-    if ("token" in parts) == ("token_file" in parts):
+    runs = "runs" in parts and parts["runs"].boolean()
+    given = ("token" in parts) + ("token_file" in parts)
+    if given > 1 or (not given and not runs):
         raise entry.error("needs either a token or a token_file")
     token_file = None
-    if "token" in parts:
+    tokens: tuple[str, ...] = ()
+    if not given:
+        pass  # its requests have tokens of runs
+    elif "token" in parts:
         tokens = tuple(_read_caller_token(each) for each in parts["token"].one_or_many())
     else:
         tokens, token_file = (read_token_file(parts["token_file"]),), read_path(parts["token_file"])
@@ -198,6 +206,7 @@ def _read_caller(name: str, entry: ConfigValue) -> EgressCaller:
         parts["connections"].integer(1) if "connections" in parts else DEFAULT_CALLER_CONNECTIONS,
         token_file,
         frozenset(_read_tag(each) for each in parts["tags"].one_or_many()) if "tags" in parts else frozenset(),
+        runs,
     )
     if caller.limits:
         with parts["limits"].locate_errors():
@@ -229,6 +238,10 @@ def _read_caller_token(setting: ConfigValue) -> str:
     if not found:
         raise setting.error(f"the environment variable {variable[1]} is not set")
     return read_token(ConfigValue(found, *location_of(setting)))
+
+
+def _read_run_secrets(setting: ConfigValue) -> tuple[str, ...]:
+    return tuple(_read_caller_token(each) for each in setting.one_or_many())
 
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------
@@ -286,6 +299,7 @@ READERS: Final[dict[str, Callable[[ConfigValue], Any]]] = {
     "permissions": read_permissions,
     "spending": read_spending,
     "callers": _read_callers,
+    "run_secrets": _read_run_secrets,
     "open": ConfigValue.boolean,
     "metrics_token": _read_caller_token,
     "upstreams": _read_upstreams,

@@ -40,6 +40,7 @@ log: logging.Logger = logging.getLogger("tidegate.budget")
 MAX_QUEUED_WARNINGS: Final = 256
 RETRY_PAUSES: Final = (1, 2, 4, 8)  # seconds before each further attempt
 POST_TIMEOUT: Final = 5.0
+MAX_ANSWER: Final = 65_536  # bytes of the answer to a question
 CLOSE_TIMEOUT: Final = 2.0  # seconds that `close` waits for the thread to post the queue
 
 
@@ -200,6 +201,25 @@ class Webhook:
             return redact_text(error)
         except (HTTPException, ValueError) as error:  # its text may quote the URL, or what the receiver sent
             return f"its response is malformed ({type(error).__name__})"
+
+
+def post_question(url: str, question: Mapping[str, Any], secret: bytes | None, timeout: float, clock: Clock) -> bytes:
+    """Post a question once, and return the answer, whose size is bounded; raises OSError or ValueError without one."""
+    at = clock.ns() // 10**9
+    body = json.dumps({**question, "at": at}, separators=(",", ":")).encode()
+    headers = {"Content-Type": "application/json", "X-Tidegate-Timestamp": str(at)}
+    if secret is not None:
+        headers["X-Tidegate-Signature"] = sign(secret, str(at), body)
+    request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 - http or https, as its caller checks
+    opener = urllib.request.build_opener(_NoRedirects, _HTTPHandler, _HTTPSHandler)
+    try:
+        with opener.open(request, timeout=timeout) as response:
+            answer: bytes = response.read(MAX_ANSWER + 1)
+    except HTTPException as error:
+        raise ValueError(f"its response is malformed ({type(error).__name__})") from None
+    if len(answer) > MAX_ANSWER:
+        raise ValueError(f"its answer is longer than {MAX_ANSWER} bytes")
+    return answer
 
 
 def sign(secret: bytes, timestamp: str, body: bytes) -> str:

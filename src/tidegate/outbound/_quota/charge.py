@@ -17,7 +17,7 @@ from tidegate.outbound._providers.money import is_money
 
 if TYPE_CHECKING:
     from asyncio import Task
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tidegate._limiter.joint import LimiterAsk
     from tidegate._policy import Cost
@@ -141,10 +141,11 @@ class Charge(BaseReservation):
             return
         yield from complete_flow(super().cancel_flow(), self.run.cancel_flow())
 
-    def charge_run_flow(self) -> CallFlow[None]:
+    def charge_run_flow(self, identify: Callable[[], bytes]) -> CallFlow[None]:
         """Charge the current run as well, if there is one; if that denies, cancel this charge."""
         try:
-            self.run = yield from charge_run_flow(self._run_cost())
+            model = "" if self.label is None else self.label.model
+            self.run = yield from charge_run_flow(self._run_cost(), identify, f"model:{model}"[:100] if model else "")
         except GeneratorExit:
             raise
         except BaseException:

@@ -149,6 +149,12 @@ class OutboundRequest(NamedTuple):
     parsed: tuple[Provider, RequestTokens] | None = None
     retries: Callable[[BaseException], bool] = lambda _error: False
 
+    def identify(self) -> bytes:
+        """Return what the request is made of: two requests that are the same return the same. Empty: it is unknown."""
+        if self.is_permit:
+            return b""
+        return b"\n".join((self.method.encode(), self.url.encode(), self.body() or self.form() or b""))
+
 
 class ProviderResponse(NamedTuple):
     """A response, independent of the client library; `close` releases it if the request is retried.

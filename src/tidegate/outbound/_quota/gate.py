@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate._limiter.limiter import AsyncLimiter, Limiter, seconds
 from tidegate._limiter.reservation import Reserving, apply_async
-from tidegate._limiter.waiting import ApplyStep, ReadStep, Sleep
+from tidegate._limiter.waiting import ApplyStep, CallStep, ReadStep, Sleep
 from tidegate._policy import join_key
 from tidegate._runtime.clock import TaskSignal, ThreadSignal
 from tidegate._runtime.flow import run, run_async
@@ -359,7 +359,7 @@ class Gate(_Gate):
         """Execute a step of a flow."""
         if isinstance(step, ApplyStep):
             return step.apply()
-        if isinstance(step, ReadStep):
+        if isinstance(step, (ReadStep, CallStep)):
             return step.read()
         if isinstance(step, Sleep):
             self.clock.wait(*step)
@@ -414,7 +414,7 @@ class AsyncGate(_Gate):
         """Execute a step of a flow."""
         if isinstance(step, ApplyStep):
             return apply_async(step)
-        if isinstance(step, ReadStep):
+        if isinstance(step, (ReadStep, CallStep)):
             return step.read_async()
         return self.clock.wait_async(*step) if isinstance(step, Sleep) else step()
 

@@ -93,7 +93,7 @@ class Reserver:
             if candidate.provider.prices is not None:
                 charge.label, charge.spending = label_of(candidate, call.options), self._spending
             if CURRENT_RUN.get() is not None:
-                yield from charge.charge_run_flow()
+                yield from charge.charge_run_flow(call.request.identify)
             call.leave_to_sender(charge)
             self._counts["sent"] += 1
             call.charge = charge

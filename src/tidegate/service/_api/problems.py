@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from tidegate.agents.errors import RunDenied, RunEndedError, RunRightError, TokenError
 from tidegate.errors import Closed, ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE
 from tidegate.service._api.fields import BadFieldError
@@ -29,11 +30,14 @@ KINDS: Final[dict[str, tuple[int, str]]] = {
     "not-found": (404, "Unknown path"),
     "unknown-policy": (404, "Unknown policy or domain"),
     "unknown-reservation": (404, "Unknown reservation"),
+    "unknown-run": (404, "Unknown run"),
     "method-not-allowed": (405, "The path does not support this method"),
     "timeout": (408, "The request was not received in time"),
+    "run-denied": (409, "The node of a run does not allow this"),
     "already-settled": (409, "The reservation is already settled"),
     "too-large": (413, "The request is too large"),
     "unsupported-type": (415, "The request must be application/json"),
+    "bad-run-token": (422, "The token of a run is not valid"),
     "bad-field": (422, "A field of the request is invalid"),
     "idempotency-mismatch": (422, "The idempotency key was used for another request"),
     "head-too-large": (431, "The header fields are too large"),
@@ -113,6 +117,10 @@ def problem_from(error: RateLimitError) -> ProblemError:
 
 
 KIND_BY_ERROR: Final = (  # the first one that matches: a subclass goes before its base class
+    (RunEndedError, "unknown-run"),
+    (RunRightError, "forbidden"),
+    (TokenError, "bad-run-token"),
+    (RunDenied, "run-denied"),
     (UnknownReservationError, "unknown-reservation"),
     (ResourceUnknown, "unknown-policy"),
     (AlreadySettledError, "already-settled"),

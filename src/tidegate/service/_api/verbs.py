@@ -41,6 +41,20 @@ from tidegate.service._api.responses import (
     ReserveResponse,
     UsageResponse,
 )
+from tidegate.service._api.run_requests import (
+    RunChargeRequest,
+    RunChargeResponse,
+    RunChildRequest,
+    RunCreateRequest,
+    RunCreateResponse,
+    RunExtendRequest,
+    RunListResponse,
+    RunOwnerRequest,
+    RunReadRequest,
+    RunReadResponse,
+    RunReportResponse,
+    RunStopRequest,
+)
 from tidegate.service._decisions.policy_limiters import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -61,6 +75,7 @@ class ServiceVerb(Generic[Q, R]):
     admin: bool = False  # needs the admin token
     idempotent: bool = False  # accepts an Idempotency-Key, so that a client can repeat it
     audited: bool = False  # recorded in the audit log
+    by_id: bool = False  # a request with an `id` needs the admin token
     waits: bool = False  # may wait for a permit: is timed separately, and bounded in number
 
     @property
@@ -71,7 +86,7 @@ class ServiceVerb(Generic[Q, R]):
     @property
     def path(self) -> str:
         """The path of the URL."""
-        return f"/v1/{self.name}"
+        return f"/v1/{self.name.replace('_', '/')}"
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -144,11 +159,40 @@ AUDIT: Final[ServiceVerb[VerbRequest, AuditResponse]] = ServiceVerb(
 POLICIES: Final[ServiceVerb[VerbRequest, PoliciesInfo]] = ServiceVerb(
     "policies", "List the policies.", None, PoliciesInfo
 )
+RUNS: Final[ServiceVerb[VerbRequest, RunListResponse]] = ServiceVerb(
+    "runs", "List the runs of the store. Needs the admin token.", None, RunListResponse, admin=True
+)
+RUNS_CREATE: Final = ServiceVerb(
+    "runs_create", "Create a run: the root of a tree of agents.", RunCreateRequest, RunCreateResponse
+)
+RUNS_CHILD: Final = ServiceVerb(
+    "runs_child", "Create a node below another one.", RunChildRequest, RunCreateResponse
+)  # fmt: skip
+RUNS_CHARGE: Final = ServiceVerb(
+    "runs_charge", "Charge a node and all nodes above it.", RunChargeRequest, RunChargeResponse
+)
+RUNS_READ: Final = ServiceVerb(
+    "runs_read", "Return what a node and those below it have used.", RunReadRequest, RunReadResponse, by_id=True
+)
+RUNS_REPORT: Final = ServiceVerb(
+    "runs_report", "Return what was used, for each node, tool and model.",
+    RunReadRequest, RunReportResponse, by_id=True,
+)  # fmt: skip
+RUNS_EXTEND: Final = ServiceVerb(
+    "runs_extend", "Add to the quotas of a node, or move its end.", RunExtendRequest, DoneResponse, by_id=True
+)
+RUNS_STOP: Final = ServiceVerb(
+    "runs_stop", "Deny every later call of a node and of those below it.", RunStopRequest, DoneResponse, by_id=True
+)
+RUNS_CLOSE: Final = ServiceVerb(
+    "runs_close", "End a node, and return what its carve-outs have left.", RunOwnerRequest, DoneResponse, by_id=True
+)
 
 VERBS: Final[dict[str, ServiceVerb[Any, Any]]] = {
     verb.name: verb
     for verb in (
         ACQUIRE, PEEK, RESERVE, LEASE, COMMIT, CANCEL, RELEASE, BATCH, USAGE, REFUND, RESET, BLOCK, UNBLOCK, BLOCKS,
-        AUDIT, POLICIES,
+        AUDIT, POLICIES, RUNS, RUNS_CREATE, RUNS_CHILD, RUNS_CHARGE, RUNS_READ, RUNS_REPORT,
+        RUNS_EXTEND, RUNS_STOP, RUNS_CLOSE,
     )
 }  # fmt: skip

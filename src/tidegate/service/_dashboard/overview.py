@@ -322,8 +322,9 @@ def read_integer(fields: Mapping[str, list[str]], name: str, meaning: str, defau
 
 
 async def read_panels(panels: Mapping[str, Panel]) -> dict[str, object]:
-    """Return the data of all panels."""
-    return dict(zip(panels, await asyncio.gather(*(read_panel(*named) for named in panels.items())), strict=True))
+    """Return the data of all panels; those with None have nothing to show."""
+    found = await asyncio.gather(*(read_panel(*named) for named in panels.items()))
+    return {name: data for name, data in zip(panels, found, strict=True) if data is not None}
 
 
 async def read_panel(name: str, panel: Panel) -> object:

@@ -89,6 +89,7 @@ class Decider(BaseDecider):
         self._reservation_ids = ReservationIds(store, SigningKeys(store, secrets), self._background)
         self._provider_permits: ProviderPermits | None = None
         self.audit: AuditLog = AuditLog(store)
+        self.secrets: tuple[str, ...] = tuple(secrets)  # that sign ids, and tokens of runs
 
     # ---- providers ---------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import UNSET
+
 from tidegate.errors import RateLimitError
 from tidegate.service._api.problems import HTTPReply, ProblemError, problem_from
 from tidegate.service._api.verbs import VERBS
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from tidegate.service._decisions.decider import Decider
     from tidegate.service._decisions.policies import ServicePolicies
     from tidegate.service._http.request_head import Exchange, Headers, Reply, Running
+    from tidegate.service._http.runs import ServiceRuns
 
     Verb = ServiceVerb[VerbRequest, object]
     Get = Callable[[RequestHead], Awaitable[HTTPReply]]
@@ -115,6 +118,11 @@ class App:
             else:
                 routes[verb.path] = ServiceRoute(verb.name, GET_METHODS, rights, partial(self._list, verb.name))
         return routes
+
+    @property
+    def runs(self) -> ServiceRuns:
+        """The runs of the store."""
+        return self._verbs.store_runs
 
     def find_route(self, path: str) -> ServiceRoute:
         """Return what a path does."""
@@ -212,6 +220,8 @@ class App:
         """Run a verb: at once if its request allows that, otherwise in a coroutine."""
         verb: Verb = head.route.verb  # type: ignore[union-attr,assignment]  # of a route that takes JSON
         request = verb.decode(body)
+        if verb.by_id and request.id is not UNSET:  # type: ignore[attr-defined]  # of a verb with ids
+            self.authenticator.check(head.headers, admin=True)
         key = head.headers.get(b"idempotency-key") if verb.idempotent else None
         if key is None and verb.name in self._immediate and (reply := self._immediate[verb.name](request)) is not None:
             return reply

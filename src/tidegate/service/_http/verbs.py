@@ -33,6 +33,7 @@ from tidegate.service._api.responses import (
 )
 from tidegate.service._api.verbs import VERBS
 from tidegate.service._decisions.policy_limiters import ASK_STORE, Subject, new_tuple
+from tidegate.service._http.runs import ServiceRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -51,6 +52,20 @@ if TYPE_CHECKING:
         ReserveRequest,
         TargetRequest,
     )
+    from tidegate.service._api.run_requests import (
+        RunChargeRequest,
+        RunChargeResponse,
+        RunChildRequest,
+        RunCreateRequest,
+        RunCreateResponse,
+        RunExtendRequest,
+        RunListResponse,
+        RunOwnerRequest,
+        RunReadRequest,
+        RunReadResponse,
+        RunReportResponse,
+        RunStopRequest,
+    )
     from tidegate.service._decisions.audit import Origin
     from tidegate.service._decisions.decider import Decider
     from tidegate.service._decisions.idempotency import KeyedCall
@@ -64,6 +79,7 @@ class Verbs:
     def __init__(self, decider: Decider) -> None:
         """Use this decider."""
         self.decider = decider
+        self.store_runs: ServiceRuns = ServiceRuns(decider.store, decider.secrets)
         self._functions: dict[str, Function] = {name: getattr(self, name) for name in VERBS}
         # The verbs that may be decided without a coroutine. None: nothing was done, because that needs the store.
         self.immediate: dict[str, Callable[[Any], bytes | None]] = {
@@ -192,6 +208,44 @@ class Verbs:
     async def policies(self) -> PoliciesInfo:
         """List the policies."""
         return {"policies": self.decider.describe_policies(), "domains": sorted(self.decider.policies.domains)}  # type: ignore[typeddict-item]  # a Decider is independent of the protocol
+
+    # ---- runs --------------------------------------------------------------------------------------------------------
+
+    async def runs(self) -> RunListResponse:
+        """List the runs of the store."""
+        return await self.store_runs.list()
+
+    async def runs_create(self, request: RunCreateRequest) -> RunCreateResponse:
+        """Create a run."""
+        return await self.store_runs.create(request)
+
+    async def runs_child(self, request: RunChildRequest) -> RunCreateResponse:
+        """Create a node below another one."""
+        return await self.store_runs.child(request)
+
+    async def runs_charge(self, request: RunChargeRequest) -> RunChargeResponse:
+        """Charge a node and all nodes above it."""
+        return await self.store_runs.charge(request)
+
+    async def runs_read(self, request: RunReadRequest) -> RunReadResponse:
+        """Return what a node and those below it have used."""
+        return await self.store_runs.read(request)
+
+    async def runs_report(self, request: RunReadRequest) -> RunReportResponse:
+        """Return what was used, for each node, tool and model."""
+        return await self.store_runs.report(request)
+
+    async def runs_extend(self, request: RunExtendRequest) -> DoneResponse:
+        """Add to the quotas of a node, or move its end."""
+        return await self.store_runs.extend(request)
+
+    async def runs_stop(self, request: RunStopRequest) -> DoneResponse:
+        """Deny every later call of a node and of those below it."""
+        return await self.store_runs.stop(request)
+
+    async def runs_close(self, request: RunOwnerRequest) -> DoneResponse:
+        """End a node."""
+        return await self.store_runs.close(request)
 
     # ---- batches -----------------------------------------------------------------------------------------------------
 

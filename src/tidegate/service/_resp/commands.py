@@ -21,6 +21,7 @@ from tidegate.service._resp.arguments import ArgumentError, read_options, read_w
 from tidegate.service._resp.parser import read_usual
 from tidegate.service._resp.provider_commands import PROVIDER_USAGE, ProviderCommands
 from tidegate.service._resp.replies import OK, write_decision, write_map, write_problem, write_usage, write_value
+from tidegate.service._resp.run_commands import RUN_USAGE, RunCommands
 from tidegate.service._resp.session import REDIS_VERSION
 from tidegate.service._resp.throttle import MIN_WORDS, THROTTLE_USAGE, Throttle
 
@@ -87,6 +88,7 @@ class Commands:
             "TG.USAGE": RespCommand(self._usage, "usage", "policy key", 2, 2, independent=True),
             "TG.RESET": RespCommand(self._reset, "reset", "policy key", 2, 2, admin=True),
             "TG.PROVIDER": RespCommand(ProviderCommands(app).run, "acquire", PROVIDER_USAGE, 2, independent=True),
+            "TG.RUN": RespCommand(RunCommands(app).run, "runs", RUN_USAGE, 1, 2),
             "CL.THROTTLE": RespCommand(
                 self._run_throttle, "throttle", THROTTLE_USAGE, MIN_WORDS, MIN_WORDS + 1, independent=True
             ),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from tidegate._policy.setting_values import read_variable
 from tidegate.core._bounds import SECOND
 from tidegate.errors import ConfigError
+from tidegate.service._dashboard.run_panel import add_run_panel
 
 if TYPE_CHECKING:
     import socket
@@ -80,6 +81,7 @@ class Components:
 
     async def __aenter__(self) -> Self:
         """Open all components. If one fails, close the others."""
+        add_run_panel(self.app.panels, self.app.families, self.app.decider.store)
         try:
             if self.settings.runs_sources and self._first:
                 await self._open_sources()
@@ -220,7 +222,10 @@ class Components:
             rules = self._egress_file.rules
         else:
             rules = link.egress_rules
-        gateway = self.egress = EgressGateway(gate, rules.settings, stats=EgressStats(self.app.decider.stats.counters))
+        decider = self.app.decider
+        gateway = self.egress = EgressGateway(
+            gate, rules.settings, stats=EgressStats(decider.stats.counters), run_store=decider.store
+        )
         await self._stack.enter_async_context(gateway)
         await self._stack.enter_async_context(EgressServer(gateway, listener))
         if link is not None:
@@ -320,7 +325,8 @@ def watch_egress(
     if not settings.has_providers:
         raise ConfigError("needs at least one provider: set providers or provider_dirs", field="egress")
     egress = load_egress(settings.egress_config, settings.egress)
-    egress = replace(egress, telemetry=egress.telemetry or settings.telemetry)
+    secrets = egress.run_secrets or settings.reservation_secret
+    egress = replace(egress, telemetry=egress.telemetry or settings.telemetry, run_secrets=secrets)
     known = load_providers(settings, "ignore") if providers is None else providers
     check_names(egress, known)
     rules = EgressRules(egress)

@@ -55,6 +55,7 @@ from tidegate.service.client._protocol import (
     verb_request,
 )
 from tidegate.service.client._reservation import AsyncServiceReservation, ServiceReservation, ServiceReserving
+from tidegate.service.client._run_flows import RunFlows
 
 try:
     import httpx
@@ -78,7 +79,7 @@ Q = TypeVar("Q", bound="VerbRequest")
 R = TypeVar("R")
 
 
-class ClientFlows:
+class ClientFlows(RunFlows):
     """The methods of both clients, as flows."""
 
     def __init__(self, lease_cache: LeaseCache | None) -> None:
@@ -292,6 +293,15 @@ class Client(BaseClient):
     audit: Final = blocking(ClientFlows.audit_flow)
     policies: Final = blocking(ClientFlows.policies_flow)
     overview: Final = blocking(ClientFlows.overview_flow)
+    runs: Final = blocking(ClientFlows.runs_flow)
+    runs_create: Final = blocking(ClientFlows.runs_create_flow)
+    runs_child: Final = blocking(ClientFlows.runs_child_flow)
+    runs_charge: Final = blocking(ClientFlows.runs_charge_flow)
+    runs_read: Final = blocking(ClientFlows.runs_read_flow)
+    runs_report: Final = blocking(ClientFlows.runs_report_flow)
+    runs_extend: Final = blocking(ClientFlows.runs_extend_flow)
+    runs_stop: Final = blocking(ClientFlows.runs_stop_flow)
+    runs_close: Final = blocking(ClientFlows.runs_close_flow)
 
     def reserve(
         self,
@@ -376,6 +386,15 @@ class AsyncClient(BaseClient):
     audit: Final = awaited(ClientFlows.audit_flow)
     policies: Final = awaited(ClientFlows.policies_flow)
     overview: Final = awaited(ClientFlows.overview_flow)
+    runs: Final = awaited(ClientFlows.runs_flow)
+    runs_create: Final = awaited(ClientFlows.runs_create_flow)
+    runs_child: Final = awaited(ClientFlows.runs_child_flow)
+    runs_charge: Final = awaited(ClientFlows.runs_charge_flow)
+    runs_read: Final = awaited(ClientFlows.runs_read_flow)
+    runs_report: Final = awaited(ClientFlows.runs_report_flow)
+    runs_extend: Final = awaited(ClientFlows.runs_extend_flow)
+    runs_stop: Final = awaited(ClientFlows.runs_stop_flow)
+    runs_close: Final = awaited(ClientFlows.runs_close_flow)
 
     def reserve(
         self,

@@ -15,6 +15,7 @@ import msgspec
 from tidegate._limiter.limiter import Usage
 from tidegate._policy import normal_key
 from tidegate._runtime.urls import WEB_SCHEMES, redact, split_url
+from tidegate.agents.errors import RunEndedError, RunRefusedError, TokenError
 from tidegate.core._bounds import SECOND
 from tidegate.errors import ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.outbound._providers.hosts import host_of
@@ -75,6 +76,9 @@ ERROR_BY_STATUS: Final[dict[int, type[RateLimitError]]] = {
 TOKEN_STATUSES: Final = (401, 403)
 ERROR_BY_TYPE: Final[dict[str, type[RateLimitError]]] = {
     "urn:tidegate:problem:unknown-reservation": UnknownReservationError,
+    "urn:tidegate:problem:unknown-run": RunEndedError,
+    "urn:tidegate:problem:run-denied": RunRefusedError,
+    "urn:tidegate:problem:bad-run-token": TokenError,
 }
 JSON_HEADERS: Final = {"content-type": "application/json"}
 

@@ -93,6 +93,19 @@ export const COMPONENT_PANELS = {
       ],
     }],
   },
+  runs: {
+    title: "Runs of agents",
+    note: (rows) => { const runs = new Set(rows.map((row) => row.run)).size; return runs === 1 ? "1 run" : `${runs} runs`; },
+    tables: [{
+      rows: (rows) => rows,
+      columns: [
+        ["Node", (row) => name(row.more ? `… ${formatCount(row.more)} more nodes` : row.first ? "\u2003".repeat(row.depth) + row.name : "", row.id)],
+        ["Limit", (row) => row.limit ?? "", "c-limit hide-on-phone"],
+        ["Used", (row) => (row.more ? "" : row.quota ? meter(row.used, row.quota, formatUsed(row)) : `${formatCount(row.used)} calls`), "c-used"],
+        ["State", (row) => (row.more || !row.first ? "" : formatRun(row)), "c-state"],
+      ],
+    }],
+  },
   swarm: {
     title: "Agents and capacity",
     note: formatAgents,
@@ -140,6 +153,8 @@ function formatProvider(provider) {
   ].filter(Boolean);
   return text(states.join(", ") || "ready", { state: pause > 0 ? "bad" : isReduced ? "warn" : "" });
 }
+
+const formatRun = ({ state, ends_in: left }) => (state === "open" ? `ends in ${formatDuration(left)}` : text(state, { state: state === "stopped" ? "bad" : "" }));
 
 const isOnePool = (members) => members.length > 0 && members.every((member) => member.pool === members[0].pool);
 
