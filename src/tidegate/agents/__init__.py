@@ -17,7 +17,7 @@ from tidegate.agents._reports import ReportRow, sum_rows
 from tidegate.agents._reservation import AsyncRunReservation, RunReservation
 from tidegate.agents._run import AsyncRun, Run, current_run
 from tidegate.agents._usage import LimitUsage, NodeUsage
-from tidegate.agents.errors import RunDenied, RunEndedError, RunRightError, TokenError
+from tidegate.agents._errors import RunDenied, RunEndedError, RunRightError, TokenError
 
 __all__ = [
     "Amount",

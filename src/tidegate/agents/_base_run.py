@@ -28,7 +28,7 @@ from tidegate.agents._tokens import OWNER_PREFIX, RIGHTS, Keys, Token, audience_
 from tidegate.agents._tracing import end_span, start_agent_span
 from tidegate.agents._tree import Tree, check_name, check_policy_name, check_ttl
 from tidegate.agents._usage import NodeUsage, usage_flow
-from tidegate.agents.errors import RunDenied, RunEndedError, RunRightError, no_decision
+from tidegate.agents._errors import RunDenied, RunEndedError, RunRightError, no_decision
 from tidegate.core._bounds import SECOND
 from tidegate.errors import Closed, ConfigError, RateLimitError, ValueConflict
 from tidegate.stores._opened import OpenedStore

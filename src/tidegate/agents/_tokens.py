@@ -20,7 +20,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate._limiter.waiting import ApplyStep
-from tidegate.agents.errors import TokenError
+from tidegate.agents._errors import TokenError
 from tidegate.core._bounds import SECOND
 from tidegate.errors import ConfigError, ValueConflict
 from tidegate.stores._values import Collection, Write

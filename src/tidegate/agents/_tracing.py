@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tidegate.agents.errors import RunDenied
+from tidegate.agents._errors import RunDenied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

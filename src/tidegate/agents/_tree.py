@@ -23,7 +23,7 @@ from tidegate.agents._node import (
     Path,
     collection_of,
 )
-from tidegate.agents.errors import RunEndedError
+from tidegate.agents._errors import RunEndedError
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import LocalDecision
 from tidegate.core._limit import Limit

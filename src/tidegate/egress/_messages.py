@@ -14,7 +14,7 @@ from urllib.parse import unquote, unquote_plus
 from aiohttp import web
 from multidict import CIMultiDict
 
-from tidegate.agents.errors import RunDenied
+from tidegate.agents._errors import RunDenied
 from tidegate.core._bounds import SECOND
 from tidegate.egress._callers import KEY_HEADERS
 from tidegate.errors import Closed, ConfigError, ResourceUnknown

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from tidegate.agents.errors import RunDenied, RunEndedError, RunRightError, TokenError
+from tidegate.agents._errors import RunDenied, RunEndedError, RunRightError, TokenError
 from tidegate.errors import Closed, ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.headers import PROBLEM_TYPE
 from tidegate.service._api.fields import BadFieldError

@@ -15,7 +15,7 @@ import msgspec
 from tidegate._limiter.limiter import Usage
 from tidegate._policy import normal_key
 from tidegate._runtime.urls import WEB_SCHEMES, redact, split_url
-from tidegate.agents.errors import RunEndedError, RunRefusedError, TokenError
+from tidegate.agents._errors import RunEndedError, RunRefusedError, TokenError
 from tidegate.core._bounds import SECOND
 from tidegate.errors import ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.outbound._providers.hosts import host_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import UNSET
 
-from tidegate.agents.errors import RunDenied, no_decision
+from tidegate.agents._errors import RunDenied, no_decision
 from tidegate.core._algorithms import NEVER
 from tidegate.core._bounds import SECOND
 from tidegate.service._api import verbs
