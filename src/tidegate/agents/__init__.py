@@ -10,6 +10,7 @@ A call is charged to its node and to every node above, in one atomic step, befor
 
 from tidegate.agents._charged import charged
 from tidegate.agents._credits import AsyncCredits, CreditBalance, CreditCost, Credits
+from tidegate.agents._errors import RunDenied, RunEndedError, RunRightError, TokenError
 from tidegate.agents._exhausted import AskWebhook, Exhausted
 from tidegate.agents._limits import Amount, RunCost
 from tidegate.agents._listing import RunListing, list_runs, list_runs_async
@@ -17,7 +18,6 @@ from tidegate.agents._reports import ReportRow, sum_rows
 from tidegate.agents._reservation import AsyncRunReservation, RunReservation
 from tidegate.agents._run import AsyncRun, Run, current_run
 from tidegate.agents._usage import LimitUsage, NodeUsage
-from tidegate.agents._errors import RunDenied, RunEndedError, RunRightError, TokenError
 
 __all__ = [
     "Amount",

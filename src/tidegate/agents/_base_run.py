@@ -18,6 +18,7 @@ from tidegate._runtime.clock import ThreadSignal
 from tidegate.agents._carving import Carving
 from tidegate.agents._charging import check_open, check_time, refresh_flow, refresh_path_flow, reserve_flow
 from tidegate.agents._credits import CreditCost, credit_node_flow
+from tidegate.agents._errors import RunDenied, RunEndedError, RunRightError, no_decision
 from tidegate.agents._exhausted import STOP, Exhausted, OnExhausted, read_on_exhausted
 from tidegate.agents._limits import raise_quotas, read_extension, read_label, read_limits, read_repeats
 from tidegate.agents._node import CLOSED, OPEN, REPEATS, Details, Node
@@ -28,7 +29,6 @@ from tidegate.agents._tokens import OWNER_PREFIX, RIGHTS, Keys, Token, audience_
 from tidegate.agents._tracing import end_span, start_agent_span
 from tidegate.agents._tree import Tree, check_name, check_policy_name, check_ttl
 from tidegate.agents._usage import NodeUsage, usage_flow
-from tidegate.agents._errors import RunDenied, RunEndedError, RunRightError, no_decision
 from tidegate.core._bounds import SECOND
 from tidegate.errors import Closed, ConfigError, RateLimitError, ValueConflict
 from tidegate.stores._opened import OpenedStore

@@ -21,9 +21,9 @@ from tidegate._limiter.joint import acquire_flow
 from tidegate._limiter.waiting import ApplyStep, ReadStep
 from tidegate._runtime.clock import ThreadSignal
 from tidegate.agents._charging import RunCall, explain_denial
+from tidegate.agents._errors import RunEndedError
 from tidegate.agents._limits import read_cost, run_name
 from tidegate.agents._node import CLOSED, POLICY, Details, Node, Path
-from tidegate.agents._errors import RunEndedError
 from tidegate.errors import ConfigError, Denied, ValueConflict
 from tidegate.stores._values import KEEP, Collection, Write
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate._limiter.joint import Charged, JointCall, LimiterAsk, acquire_flow
 from tidegate._limiter.reservation import BaseReservation
+from tidegate.agents._errors import RunDenied, RunEndedError, no_decision
 from tidegate.agents._limits import CALLS, COUNTED
 from tidegate.agents._node import OPEN, REPEATS, STOPPED, Node, counts_label
-from tidegate.agents._errors import RunDenied, RunEndedError, no_decision
 from tidegate.core._algorithms import NEVER
 from tidegate.core._decision import Decision, LocalDecision
 from tidegate.errors import CollectionFull, Denied, StoreUnavailable, ValueConflict

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate._limiter.waiting import ApplyStep, ReadStep
 from tidegate._policy import Policy
+from tidegate.agents._errors import RunEndedError
 from tidegate.agents._node import (
     CLOSED,
     MAX_DEPTH,
@@ -23,7 +24,6 @@ from tidegate.agents._node import (
     Path,
     collection_of,
 )
-from tidegate.agents._errors import RunEndedError
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import LocalDecision
 from tidegate.core._limit import Limit

@@ -22,16 +22,24 @@ from tidegate.agents._framework import (
 from tidegate.agents._run import AsyncRun, Run, current_run
 from tidegate.errors import ConfigError
 
-try:
-    from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
-except ImportError as error:  # pragma: no cover - tests/recipes has it
-    raise ConfigError("needs LangChain: pip install langchain-core") from error
+if TYPE_CHECKING:  # so that the types of this module are known without the SDK
+    Handler = object
+    AsyncHandler = object
+else:
+    try:
+        from langchain_core.callbacks import AsyncCallbackHandler as AsyncHandler
+        from langchain_core.callbacks import BaseCallbackHandler as Handler
+    except ImportError:  # pragma: no cover - tests/recipes has it
+        raise ConfigError("needs LangChain: pip install langchain-core") from None
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from tidegate.agents._framework import Amounts, ReadUsage
     from tidegate.agents._reservation import BaseRunReservation
+
+
+__all__ = ["AsyncRunCallback", "RunCallback"]
 
 
 class _Calls:
@@ -49,7 +57,7 @@ class _Calls:
         return found if isinstance(found, kind) else self.run
 
 
-class RunCallback(BaseCallbackHandler):  # type: ignore[misc]  # of the SDK, which is not installed here
+class RunCallback(Handler):
     """Charges what threads call to a Run."""
 
     raise_error = True
@@ -94,7 +102,7 @@ class RunCallback(BaseCallbackHandler):  # type: ignore[misc]  # of the SDK, whi
         settle_call(node, reserve_call(node, {label: 1}, label), None)
 
 
-class AsyncRunCallback(AsyncCallbackHandler):  # type: ignore[misc]  # as above
+class AsyncRunCallback(AsyncHandler):
     """Charges what tasks call to an AsyncRun; see RunCallback."""
 
     raise_error = True

@@ -14,17 +14,23 @@ from tidegate.agents._framework import model_label, reserve_call_async, settle_c
 from tidegate.agents._run import AsyncRun, current_run
 from tidegate.errors import ConfigError
 
-try:
-    from agents import RunHooks
-except ImportError as error:  # pragma: no cover - tests/recipes has it
-    raise ConfigError("needs the OpenAI Agents SDK: pip install openai-agents") from error
+if TYPE_CHECKING:  # so that the types of this module are known without the SDK
+    Hooks = object
+else:
+    try:
+        from agents import RunHooks as Hooks
+    except ImportError:  # pragma: no cover - tests/recipes has it
+        raise ConfigError("needs the OpenAI Agents SDK: pip install openai-agents") from None
 
 if TYPE_CHECKING:
     from tidegate.agents._framework import Amounts, ReadUsage
     from tidegate.agents._reservation import BaseRunReservation
 
 
-class RunBudgetHooks(RunHooks[Any]):  # type: ignore[misc]  # of the SDK, which is not installed here
+__all__ = ["RunBudgetHooks"]
+
+
+class RunBudgetHooks(Hooks):
     """Charges what agents call to an AsyncRun."""
 
     def __init__(self, run: AsyncRun, *, estimate: Amounts | None = None, usage: ReadUsage | None = None) -> None:

@@ -15,16 +15,22 @@ from tidegate.agents._framework import model_label, reserve_call_async, settle_c
 from tidegate.agents._run import AsyncRun, current_run
 from tidegate.errors import ConfigError
 
-try:
-    from pydantic_ai.capabilities import AbstractCapability
-except ImportError as error:  # pragma: no cover - tests/recipes has it
-    raise ConfigError("needs pydantic-ai: pip install pydantic-ai-slim") from error
+if TYPE_CHECKING:  # so that the types of this module are known without the SDK
+    Capability = object
+else:
+    try:
+        from pydantic_ai.capabilities import AbstractCapability as Capability
+    except ImportError:  # pragma: no cover - tests/recipes has it
+        raise ConfigError("needs pydantic-ai: pip install pydantic-ai-slim") from None
 
 if TYPE_CHECKING:
     from tidegate.agents._framework import Amounts, ReadUsage
 
 
-class RunBudget(AbstractCapability[Any]):  # type: ignore[misc]  # of the SDK, which is not installed here
+__all__ = ["RunBudget"]
+
+
+class RunBudget(Capability):
     """Charges runs of an agent, and what they call, to an AsyncRun."""
 
     def __init__(self, run: AsyncRun, *, estimate: Amounts | None = None, usage: ReadUsage | None = None) -> None:

@@ -11,9 +11,9 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tidegate._runtime.ambient import CURRENT_RUN
+from tidegate.agents._errors import RunDenied, RunEndedError, TokenError
 from tidegate.agents._known import KnownRuns
 from tidegate.agents._tokens import looks_like_token
-from tidegate.agents._errors import RunDenied, RunEndedError, TokenError
 from tidegate.egress._messages import EgressError
 from tidegate.errors import ConfigError, RateLimitError
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     CallNext = Callable[[Any], Awaitable[Any]]
     Middleware = Callable[[Any, CallNext], Awaitable[Any]]
 
+__all__ = ["ToolDenial", "ToolLimits"]
+
 ALL: Final = "*"  # the limits of all tools together
 CALL: Final = "tools/call"
 CODE: Final = 429

@@ -16,18 +16,37 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tidegate.errors import ConfigError, Denied
 
-try:
-    from celery import Task
-    from celery.exceptions import Retry
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("needs Celery: pip install celery") from error
+if TYPE_CHECKING:  # Celery has no types
+
+    class Task:
+        """A task of Celery."""
+
+        name: str
+        request: Any
+        run: Any
+        signature_from_request: Any
+
+    class Retry(Exception):
+        """Says that a task was queued again."""
+
+        def __init__(self, *, when: float) -> None:
+            """Take the seconds until then."""
+else:
+    try:
+        from celery import Task
+        from celery.exceptions import Retry
+    except ImportError:  # pragma: no cover - the development environment has it
+        raise ConfigError("needs Celery: pip install celery") from None
 
 if TYPE_CHECKING:
     from tidegate._limiter.limiter import Limiter
     from tidegate._policy import Cost, Key
 
 
-class LimitedTask(Task):  # type: ignore[misc,unused-ignore]  # Celery has no types
+__all__ = ["LimitedTask"]
+
+
+class LimitedTask(Task):
     """A task that needs a permit before it is run."""
 
     abstract = True
@@ -46,7 +65,7 @@ class LimitedTask(Task):  # type: ignore[misc,unused-ignore]  # Celery has no ty
         key = self.limit_key(*args, **kwargs)
         decision = self.limiter.try_acquire(key, self.cost)
         if decision.allowed:
-            return super().__call__(*args, **kwargs)
+            return self.run(*args, **kwargs)
         wait = decision.retry_after
         if wait is None or self.request.called_directly:
             raise Denied(f"{self.name} has no permit for {key!r}: {', '.join(decision.violated)}", decision)

@@ -22,11 +22,13 @@ from tidegate.outbound._quota.gate import AsyncGate
 try:
     from scrapy import signals
     from scrapy.exceptions import IgnoreRequest
-except ImportError as error:  # pragma: no cover - tests/recipes has it
-    raise ConfigError("needs Scrapy: pip install scrapy") from error
+except ImportError:  # pragma: no cover - tests/recipes has it
+    raise ConfigError("needs Scrapy: pip install scrapy") from None
 
 if TYPE_CHECKING:
     from tidegate.outbound._quota.exchange import SendResult
+
+__all__ = ["RateLimitMiddleware"]
 
 META: Final = "tidegate"
 

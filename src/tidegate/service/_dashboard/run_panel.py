@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.agents import AsyncRun, list_runs_async
 from tidegate.core._bounds import SECOND
 from tidegate.errors import RateLimitError
+from tidegate.observe._text_format import MetricFamily, MetricKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from tidegate.agents import NodeUsage
-    from tidegate.observe._text_format import Family, Sample
+    from tidegate.observe._text_format import Sample
     from tidegate.stores import Store
 
-    ReadFamilies = Callable[[], Awaitable[Sequence[Family]]]
+    ReadFamilies = Callable[[], Awaitable[Sequence[MetricFamily]]]
 
 MAX_RUNS: Final = 10
 MAX_NODES: Final = 100  # of one run
 METRIC_DEPTH: Final = 2  # the root, its children and theirs: deeper nodes are part of these
 METRIC_AGE: Final = 86_400 * SECOND  # runs that are older have no metrics
 REFRESH: Final = SECOND  # trees are read again after this time
-USED: Final = ("tidegate_run_used", "gauge", "What nodes of open runs have used, by unit.")
-QUOTA: Final = ("tidegate_run_quota", "gauge", "Quotas of nodes of open runs, by limit.")
+USED: Final[tuple[str, MetricKind, str]] = ("tidegate_run_used", "gauge", "What nodes of open runs have used, by unit.")
+QUOTA: Final[tuple[str, MetricKind, str]] = ("tidegate_run_quota", "gauge", "Quotas of nodes of open runs, by limit.")
 
 
 class RunPanel:
@@ -73,7 +74,7 @@ class RunPanel:
         if len(nodes) > MAX_NODES:
             yield {"run": tree.id, "id": tree.id, "name": "", "depth": 1, "first": True, "more": len(nodes) - MAX_NODES}
 
-    async def families(self) -> list[Family]:
+    async def families(self) -> list[MetricFamily]:
         """Return the metrics of runs, bounded by the depth of nodes and the age of runs."""
         used: list[Sample] = []
         quotas: list[Sample] = []
@@ -95,7 +96,7 @@ class RunPanel:
                     (QUOTA[0], {**labels, "limit": name, "unit": limit.unit}, limit.quota)
                     for name, limit in node.limits.items()
                 ]
-        return [(*USED, used), (*QUOTA, quotas)]
+        return [MetricFamily(*USED, used), MetricFamily(*QUOTA, quotas)]
 
 
 def add_run_panel(panels: dict[str, Any], families: list[ReadFamilies], store: Store) -> None:
