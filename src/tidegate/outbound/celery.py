@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # Celery has no types
         run: Any
         signature_from_request: Any
 
-    class Retry(Exception):
+    class Retry(Exception):  # noqa: N818 - the name of Celery
         """Says that a task was queued again."""
 
         def __init__(self, *, when: float) -> None:
