@@ -26,7 +26,7 @@ STATUS_LIMIT: Final = Limit(1, "1d", "fixed_window", name="run")  # in decisions
 
 def no_decision(at: int = 0, retry: int = NEVER) -> Decision:
     """Return a denial by the state of a node, which accepts no calls."""
-    return Decision.of_views(at, (STATUS_LIMIT,), (View(0, retry, 0),), within_limits=False)
+    return Decision.of_views(at, (STATUS_LIMIT,), (View((0, retry, 0)),), within_limits=False)
 
 
 class RunDenied(Denied):
