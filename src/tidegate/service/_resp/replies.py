@@ -65,7 +65,8 @@ def write_decision(decision: Decision | None, more: Value | tuple[()] = (), prot
         _, at, limits, states, costs = decision  # by position: a fast path
         limit = limits[0]
         remaining, _, reset = states[0] if costs is None else limit.view(states[0], limit, costs[0], at)  # type: ignore[misc]  # as Decision.views
-        return f"*5\r\n:1\r\n:{max(0, remaining)}\r\n:0\r\n:{-(-reset // 1000)}\r\n*0\r\n"
+        left = remaining if remaining > 0 else 0  # noqa: FURB136 - max() would cost a tenth of this function
+        return f"*5\r\n:1\r\n:{left}\r\n:0\r\n:{-(-reset // 1000)}\r\n*0\r\n"
     values = describe_decision(decision)
     if more != ():
         values.append(more)  # type: ignore[arg-type]  # a Value

@@ -88,8 +88,8 @@ function renderStats(overview, policy) {
   const waiting = policy === null ? overview.waiting : overview.policies.find(({ name }) => name === policy)?.waiting ?? 0;
   setText(byId("now-admitted"), formatRate(admitted));
   setText(byId("now-denied"), formatRate(denied));
-  setText(byId("now-unit"), denied > 0 ? "per second, " : "");
-  setText(byId("now-share"), denied > 0 ? `${formatPercent(denied, admitted + denied)} of calls` : "per second");
+  setText(byId("now-unit"), denied > 0 ? "per second now, " : "");
+  setText(byId("now-share"), denied > 0 ? `${formatPercent(denied, admitted + denied)} of calls` : "per second now");
   setAttribute(byId("stat-denied"), "data-level", denied > 0.25 * (admitted + denied) && denied > 0 ? "bad" : denied > 0 ? "some" : "none");
   setText(byId("now-waiting"), formatCount(waiting));
   setText(byId("now-median"), formatMicroseconds(latestValue(live.latency[0])));
