@@ -1,10 +1,14 @@
 """Corrections of charges that were made without the store: made once, at the limits of the policy."""
 
+import asyncio
+import threading
+
 import pytest
 
 from tests.outage.simulation import START
-from tidegate import Limit, Limiter, Policy, StoreUnavailable
-from tidegate.stores import DelegatingStore, MemoryStore
+from tidegate import AsyncLimiter, Limit, Limiter, Policy, StoreUnavailable
+from tidegate.stores import DelegatingStore, MemoryStore, Store
+from tidegate.stores._cancellation import CONTINUED_CALLS
 from tidegate.stores._outage import GuardedStore
 from tidegate.testing import ManualClock
 
@@ -84,3 +88,43 @@ def test_a_refund_before_the_settlement_is_made_once(algorithm):
     outage.link.deaf = set()
     outage.end()
     assert outage.used() >= 500 - 10 * (algorithm == "token_bucket")  # 10: it refills
+
+
+class SlowServer(DelegatingStore):
+    """A server that blocks threads until it fails."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.instant = False
+        self.entered = threading.Event()
+        self.failing = threading.Event()
+
+    def apply(self, verb, asks, now=None, at=None, writes=()):
+        if verb == "adjust" and not self.failing.is_set():
+            self.entered.set()
+            self.failing.wait()
+            raise StoreUnavailable("the server does not answer")
+        return super().apply(verb, asks, now, at, writes)
+
+    apply_async = Store.apply_async
+
+
+@pytest.mark.parametrize(("actual", "used"), [(350, 350), (100, 300)])
+async def test_a_commit_whose_task_is_cancelled_while_the_store_fails(actual, used):
+    """Usage above the estimate is charged after the outage; a refund may have been made, so it is not repeated."""
+    clock = ManualClock(START)
+    server = MemoryStore(clock=clock)
+    slow = SlowServer(server)
+    guarded = GuardedStore(slow, clock=clock, background=False)
+    limiter = AsyncLimiter(Policy("p", ("1000/1h fixed_window",)), store=guarded, clock=clock)
+    reservation = await limiter.reserve("a", 300)
+    committing = asyncio.create_task(reservation.commit(actual))
+    await asyncio.to_thread(slow.entered.wait)
+    committing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await committing
+    slow.failing.set()
+    await CONTINUED_CALLS.finish()
+    guarded.maintain()
+    assert server.apply_one("peek", limiter.policy, "a", (0,)).used == [used]
+    await limiter.close()

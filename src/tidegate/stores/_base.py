@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Ask = tuple[Policy, Key, tuple[int, ...]]  # the policy, the key, and the cost at each limit of the policy
 T = TypeVar("T")
+LostCorrection = Callable[[Sequence[Ask], int | None, int | None], object]  # takes the asks, `now` and `at`
 TryAcquire = Callable[[Key, Cost], Decision | T]  # T: what it may return in place of a Decision
 
 
@@ -141,6 +142,7 @@ class Store(ABC):
         self.clock: Clock = clock or SystemClock()
         # One for each limiter of this store: returned permits may serve waiters of any of them.
         self.wait_queues: WaitQueueRefs = WaitQueueRefs()
+        self.lost_correction: LostCorrection | None = None
 
     @abstractmethod
     def apply(
@@ -330,6 +332,13 @@ class Store(ABC):
         """Return what only older versions of tidegate use, and whether a process uses it now: then `drop` keeps it."""
         del drop
         return {}
+
+    def handle_lost_corrections(self, handle: LostCorrection) -> None:
+        """Call `handle` with the arguments of a correction whose task was cancelled, if the store has not answered it.
+
+        The store may have made the correction. Without cancellation, the task receives StoreUnavailable instead.
+        """
+        self.lost_correction = handle
 
     def wake(self, asks: Sequence[Ask]) -> None:
         """Wake callers that wait for these keys: permits may be available."""

@@ -6,6 +6,7 @@ A decision charges when it is made, but a cancelled task never reads it. So ever
 - A call that has been sent continues in the background, and the cancelled task ends at once. When the reply arrives,
   the charge is corrected (`corrections`), and waiters of the key are woken.
 - A call whose reply is lost may have been charged. It is not refunded, because a wrong refund would over-admit.
+- A correction whose reply is lost is passed on (`report_lost`): during an outage, its charges are made afterwards.
 
 Closing a store waits for these background tasks, for `MAX_CLOSING` seconds at most.
 """
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import VERBS
-from tidegate.errors import RateLimitError
+from tidegate.errors import RateLimitError, StoreUnavailable
 from tidegate.stores._base import decided_asks
 from tidegate.stores._merged_asks import merge
 from tidegate.stores._values import changes_values
@@ -88,6 +89,17 @@ def bucket_credit(limit: Limit, cost: int, reset: int, passed: int) -> int:
     missing = max(0, (reset - 1) * limit.rate - cost * limit.scale)  # at least this much was missing before the charge
     overflow = max(0, passed * limit.rate - missing) // limit.scale
     return max(0, cost - overflow)
+
+
+def report_lost(store: Store, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, error: object) -> None:
+    """Pass on a correction without writes whose task was cancelled, and that was answered with an error."""
+    if (
+        VERBS[verb].corrects
+        and isinstance(error, (StoreUnavailable, OSError))
+        and not getattr(error, "concerns_key", False)
+        and store.lost_correction is not None
+    ):
+        store.lost_correction(asks, now, at)
 
 
 class BackgroundTasks:
@@ -183,7 +195,7 @@ async def apply_in_thread(
 ) -> list[Decision]:
     """Call `Store.apply` in a thread."""
     arguments = (verb, asks, now, at, writes) if writes else (verb, asks, now, at)
-    return await refund_if_cancelled(store, asyncio.to_thread(store.apply, *arguments), verb, asks, now, writes)
+    return await refund_if_cancelled(store, asyncio.to_thread(store.apply, *arguments), verb, asks, now, at, writes)
 
 
 async def refund_if_cancelled(
@@ -192,6 +204,7 @@ async def refund_if_cancelled(
     verb: str,
     asks: Sequence[Ask],
     now: int | None = None,
+    at: int | None = None,
     writes: Sequence[Write] = (),
 ) -> list[Decision]:
     """Await a call that continues if this task is cancelled; then its charge is refunded, unless it changes values."""
@@ -201,13 +214,15 @@ async def refund_if_cancelled(
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         if not changes_values(writes):
-            CONTINUED_CALLS.start(_refund(store, running, verb, asks, now))
+            CONTINUED_CALLS.start(_refund(store, running, verb, asks, now, at))
         raise
 
 
 async def _refund(
-    store: Store, call: asyncio.Task[list[Decision]], verb: str, asks: Sequence[Ask], now: int | None
+    store: Store, call: asyncio.Task[list[Decision]], verb: str, asks: Sequence[Ask], now: int | None, at: int | None
 ) -> None:
     await asyncio.wait((call,))
     if not call.cancelled() and call.exception() is None:
         CONTINUED_CALLS.give_back(store, verb, asks, call.result(), now)
+    elif not call.cancelled():
+        report_lost(store, verb, asks, now, at, call.exception())

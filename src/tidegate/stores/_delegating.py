@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tidegate._policy import Key, Policy
     from tidegate._runtime.clock import Clock
     from tidegate.core._decision import Decision
-    from tidegate.stores._base import Ask, WaitQueueRefs
+    from tidegate.stores._base import Ask, LostCorrection, WaitQueueRefs
     from tidegate.stores._memory.group_shares import GroupOf
     from tidegate.stores._values import Collection, Value, Write
 
@@ -113,6 +113,11 @@ class DelegatingStore(Store):
         """Log outages of the wrapped store with this logger."""
         super().log_outages(logger)
         self.inner.log_outages(logger)
+
+    def handle_lost_corrections(self, handle: LostCorrection) -> None:
+        """Call `handle` with corrections of cancelled tasks that the wrapped store has not answered."""
+        super().handle_lost_corrections(handle)
+        self.inner.handle_lost_corrections(handle)
 
     def report_outages(self, report: Callable[[str | None], object]) -> None:
         """Call `report` in place of logging."""

@@ -98,6 +98,7 @@ class GuardedStore(DelegatingStore):
         self._background = background
         self._report: Callable[[str | None], object] | None = None
         self._thread = BackgroundThread(self._maintain_if_open, "tidegate-maintenance", clock=self._steady)
+        store.handle_lost_corrections(partial(_correct_later, weakref.ref(self)))
         at_fork(child=self._reset)
         self._reset()
 
@@ -512,6 +513,14 @@ def translated() -> Iterator[None]:
 def concerns_key(error: Exception) -> bool:
     """Return whether an error concerns a key of one call, and not the store."""
     return isinstance(error, StoreUnavailable) and error.concerns_key
+
+
+def _correct_later(reference: weakref.ref[GuardedStore], asks: Sequence[Ask], now: int | None, at: int | None) -> None:
+    """Make a correction of a cancelled task that the store has not answered, as `apply` does without a cancellation."""
+    guarded = reference()
+    if guarded is not None:
+        guarded._fallback.decide("adjust", asks, now, at, in_doubt=True)  # noqa: SLF001 - part of the class
+        guarded._start_thread()  # noqa: SLF001 - as above
 
 
 def _leave_at_exit(reference: weakref.ref[GuardedStore]) -> None:

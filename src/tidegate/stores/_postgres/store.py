@@ -14,7 +14,7 @@ from tidegate.core._bounds import SECOND
 from tidegate.core._decision import VERBS
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.stores._base import Store
-from tidegate.stores._cancellation import BackgroundTasks, corrections
+from tidegate.stores._cancellation import BackgroundTasks, corrections, report_lost
 from tidegate.stores._merged_asks import merge
 
 try:
@@ -165,8 +165,8 @@ class PostgresStore(Store):
         except asyncio.CancelledError:
             keeps = changes_values(writes)
             if keeps or not VERBS[verb].asks or not run.stop():
-                verb = "adjust" if keeps else verb
-                self._background.start(self._give_back_cancelled(run.detach(), verb, asks, now, began))
+                call = CancelledCall(verb, asks, now, at, began, keeps=keeps)
+                self._background.start(self._give_back_cancelled(run.detach(), call))
             raise
 
     # ---- values ------------------------------------------------------------------------------------------------------
@@ -266,18 +266,19 @@ class PostgresStore(Store):
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
-    async def _give_back_cancelled(
-        self, result: asyncio.Future[list[Decision]], verb: str, asks: Sequence[Ask], now: int | None, began: int
-    ) -> None:
-        """Wait for the answer to a call whose task was cancelled, and refund its charge."""
+    async def _give_back_cancelled(self, result: asyncio.Future[list[Decision]], call: CancelledCall) -> None:
+        """Wait for the answer to a call whose task was cancelled, and refund its charge unless it `keeps` it."""
+        verb, asks, now, at, began, keeps = call
         try:
             decisions = await finish(result)
         except RateLimitError as error:
             self.outage_log.debug("a cancelled call failed: %s", error)
+            if not keeps:
+                report_lost(self, verb, asks, now, at, error)
             return
-        if VERBS[verb].charges:
-            for back, at in corrections(verb, asks, decisions, SYSTEM_CLOCK.steady() - began):
-                await self._give_back(back, now, at)
+        if VERBS[verb].charges and not keeps:
+            for back, instant in corrections(verb, asks, decisions, SYSTEM_CLOCK.steady() - began):
+                await self._give_back(back, now, instant)
         elif VERBS[verb].changes:
             self.wake(asks)
 
@@ -489,6 +490,17 @@ class Query(NamedTuple):
     what: str
     sql: bytes
     parameters: Sequence[bytes | None]
+
+
+class CancelledCall(NamedTuple):
+    """A call whose task was cancelled after it was sent; it `keeps` its charge if it wrote values."""
+
+    verb: str
+    asks: Sequence[Ask]
+    now: int | None
+    at: int | None
+    began: int
+    keeps: bool
 
 
 class PolicyParameters(NamedTuple):

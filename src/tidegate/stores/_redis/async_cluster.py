@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tidegate.errors import RateLimitError
+    from tidegate.stores._base import Store
     from tidegate.stores._redis.address import RedisAddress
-    from tidegate.stores._redis.async_pipeline import Wake
     from tidegate.stores._redis.cluster import SlotMap
     from tidegate.stores._redis.protocol import Script, ScriptProtocol
     from tidegate.stores._redis.store import CallCounts
@@ -27,7 +27,7 @@ class NodePipeline(ServerPipeline):
         """Connect with the first call."""
         self._cluster = cluster
         address = replace(cluster.address, kind="node", hosts=(node,))
-        super().__init__(address, cluster.protocol, cluster.counts, cluster.wake)
+        super().__init__(address, cluster.protocol, cluster.counts, cluster.store)
 
     def _handle_reply(self, script: Script, reply: bytes | Exception) -> list[Script]:
         if self._cluster.slot_map.redirect(script, reply):
@@ -56,10 +56,10 @@ class ClusterPipeline(AsyncPipeline):
     """Calls to a cluster: scripts of one slot each, pipelined on one connection per server."""
 
     def __init__(
-        self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, wake: Wake, slot_map: SlotMap
+        self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, store: Store, slot_map: SlotMap
     ) -> None:
         """Connect with the first call."""
-        super().__init__(address, protocol, counts, wake)
+        super().__init__(address, protocol, counts, store)
         self.slot_map = slot_map
         self._nodes: dict[tuple[str, int], NodePipeline] = {}
         self._waiting: list[Script] | None = None  # scripts that wait until the slots are known

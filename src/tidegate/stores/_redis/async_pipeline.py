@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import VERBS
 from tidegate.errors import Closed
-from tidegate.stores._cancellation import MAX_CLOSING, corrections
+from tidegate.stores._cancellation import MAX_CLOSING, corrections, report_lost
 from tidegate.stores._deadline import DeadlineTimer, wait_for
 from tidegate.stores._redis import driver
 from tidegate.stores._redis.late_replies import LateReplies, ScriptsInFlight
@@ -36,14 +36,12 @@ if TYPE_CHECKING:
 
     from tidegate.core._decision import Decision
     from tidegate.errors import RateLimitError
-    from tidegate.stores._base import Ask
+    from tidegate.stores._base import Ask, Store
     from tidegate.stores._redis.address import RedisAddress
     from tidegate.stores._redis.protocol import ScriptProtocol
     from tidegate.stores._redis.reply_reader import ReplyReader
     from tidegate.stores._redis.store import CallCounts
     from tidegate.stores._redis.value_steps import ValueStep
-
-    Wake = Callable[[Sequence[Ask]], None]
 
 CHECK_ITERATIONS: Final = 2  # iterations of the loop after which a closed connection is noticed
 MAX_POSTPONED: Final = 10_000  # refunds that wait for the next connection; further ones are dropped
@@ -87,9 +85,17 @@ class AsyncScriptCall(PendingCall):
             return await self.future
         except asyncio.CancelledError:
             # Cancelled after the answer arrived and before the task read it: the future is done, and not cancelled.
-            if not self.future.cancelled() and self.future.exception() is None:
-                self.pipeline.give_back(self, self.future.result())
+            if not self.future.cancelled():
+                error = self.future.exception()
+                if error is None:
+                    self.pipeline.give_back(self, self.future.result())
+                else:
+                    self._report_lost(error)
             raise
+
+    def _report_lost(self, error: object) -> None:
+        if not self.writes:
+            report_lost(self.pipeline.store, self.verb, self.asks, self.now, self.at, error)
 
     def set_answer(self, answer: list[Decision] | RateLimitError) -> None:
         """Wake the task; if it was cancelled or has timed out, refund the charge."""
@@ -100,6 +106,8 @@ class AsyncScriptCall(PendingCall):
                 self.future.set_result(answer)
         elif not self.future.done():
             self.future.set_exception(answer)
+        elif self.future.cancelled() and not self.failed:
+            self._report_lost(answer)
         if not self.failed:
             self.pipeline.call_answered()
         self.failed = not isinstance(answer, list)
@@ -121,7 +129,7 @@ class CorrectionCall(PendingCall):
         if isinstance(answer, list):
             self.pipeline.counts.refunded += 1
             self.pipeline.counts.refunds_failed -= self.failed
-            self.pipeline.wake(self.asks)
+            self.pipeline.store.wake(self.asks)
         else:
             self.pipeline.counts.refunds_failed += 1
         if not self.failed:
@@ -132,15 +140,15 @@ class CorrectionCall(PendingCall):
 class AsyncPipeline:
     """The queue of the calls of one event loop: the base of ServerPipeline and ClusterPipeline."""
 
-    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, wake: Wake) -> None:
-        """Serve the running event loop; connect with the first call. `wake` wakes waiters of keys."""
+    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, store: Store) -> None:
+        """Serve the running event loop; connect with the first call."""
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         # as loop.create_future does, but faster
         self.create_future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=self.loop)
         self.address = address
         self.protocol = protocol
         self.counts = counts
-        self.wake = wake
+        self.store = store
         self._queue: list[PendingCall] = []
         self._postponed: list[PendingCall] = []  # refunds that could not be sent, for the next connection
         self._unanswered = 0  # calls that have no answer yet
@@ -187,7 +195,7 @@ class AsyncPipeline:
                     correction.slot = call.slot
                     self.enqueue(correction)
         elif VERBS[call.verb].changes:
-            self.wake(call.asks)
+            self.store.wake(call.asks)
 
     def postpone(self, call: PendingCall, error: RateLimitError) -> None:
         """Keep a refund that was not sent for the next connection; answer other calls with the error."""
@@ -275,9 +283,9 @@ class AsyncPipeline:
 class ServerPipeline(AsyncPipeline):
     """Calls to one server, over one connection."""
 
-    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, wake: Wake) -> None:
+    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, store: Store) -> None:
         """Connect with the first call."""
-        super().__init__(address, protocol, counts, wake)
+        super().__init__(address, protocol, counts, store)
         self._transport: asyncio.Transport | None = None
         self._opening = False  # a connection is being opened or checked: calls wait
         # Closes the connection, at the latest when the loop ends.

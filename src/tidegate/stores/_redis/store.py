@@ -184,7 +184,7 @@ class RedisStore(Store):
                 self._async_pipelines = {
                     old: pipeline for old, pipeline in self._async_pipelines.items() if not old.is_closed()
                 }
-                arguments = (self.address, self.protocol, self._counts, self.wake)
+                arguments = (self.address, self.protocol, self._counts, self)
                 if self.address.kind == "cluster":
                     pipeline = ClusterPipeline(*arguments, self._slot_map)
                 else:

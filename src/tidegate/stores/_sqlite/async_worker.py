@@ -23,14 +23,14 @@ from tidegate._runtime.lock import locked
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import VERBS
 from tidegate.errors import Closed
-from tidegate.stores._cancellation import MAX_CLOSING, corrections
+from tidegate.stores._cancellation import MAX_CLOSING, corrections, report_lost
 from tidegate.stores._values import changes_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tidegate.core._decision import Decision
-    from tidegate.stores._base import Ask
+    from tidegate.stores._base import Ask, Store
     from tidegate.stores._values import Write
 
     # The verb, what it is applied to, `now`, `at`, and what a store that keeps more than states adds.
@@ -92,13 +92,10 @@ class QueuedCall:
 class AsyncWorker:
     """A thread that applies queued calls, started by the first call."""
 
-    def __init__(self, apply: Callable[[list[QueuedCall]], None], wake: Callable[[Sequence[Ask]], None]) -> None:
-        """Pass lists of calls to `apply`, which sets their `results` and does not raise.
-
-        `wake` makes callers that wait for these keys try again.
-        """
+    def __init__(self, apply: Callable[[list[QueuedCall]], None], store: Store) -> None:
+        """Pass lists of calls of a store to `apply`, which sets their `results` and does not raise."""
         self._apply = apply
-        self._wake = wake
+        self._store = store
         self._queue: deque[QueuedCall] = deque()
         self._undelivered: list[list[QueuedCall]] = []  # applied, and not delivered to their event loop yet
         self.lock: threading.Lock = fork_safe(threading.Lock())
@@ -144,7 +141,7 @@ class AsyncWorker:
                 loops.setdefault(call.loop, []).append(call)
             for call in loops.pop(None, ()):  # refunds
                 if not isinstance(call.results, BaseException):
-                    self._wake(call.arguments[1])
+                    self._store.wake(call.arguments[1])
             for loop, answered in loops.items():
                 self._send(loop, answered)
 
@@ -193,8 +190,15 @@ class AsyncWorker:
         for call in calls:
             if VERBS[call.arguments[0]].charges:
                 self._undo(call)
-            elif VERBS[call.arguments[0]].changes and not isinstance(call.results, BaseException):
-                self._wake(call.arguments[1])
+            elif isinstance(call.results, BaseException):
+                self._report_failed(call)
+            elif VERBS[call.arguments[0]].changes:
+                self._store.wake(call.arguments[1])
+
+    def _report_failed(self, call: QueuedCall) -> None:
+        if not call.keeps_charge:
+            verb, asks, now, at, _ = call.arguments
+            report_lost(self._store, verb, asks, now, at, call.results)
 
     @locked
     def _undo(self, call: QueuedCall) -> None:

@@ -199,7 +199,7 @@ class SQLiteStore(Store):
         return found[0]
 
     def _start_worker(self) -> AsyncWorker:
-        self._workers.append(AsyncWorker(self._apply_queued, self.wake))
+        self._workers.append(AsyncWorker(self._apply_queued, self))
         self._worker = self._workers[0]  # if several threads start one at once, all use the first
         return self._worker
 
