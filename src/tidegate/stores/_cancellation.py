@@ -173,11 +173,11 @@ class BackgroundTasks:
         return bool(self._tasks)
 
     async def finish(self) -> None:
-        """Wait for the tasks of this event loop, for `MAX_CLOSING` seconds at most."""
+        """Wait for the tasks of this event loop, and those that they start, for `MAX_CLOSING` seconds at most."""
         loop = asyncio.get_running_loop()
-        tasks = [task for task in self._tasks if task.get_loop() is loop]
-        if tasks:
-            await asyncio.wait(tasks, timeout=MAX_CLOSING)
+        until = loop.time() + MAX_CLOSING
+        while (tasks := [task for task in self._tasks if task.get_loop() is loop]) and loop.time() < until:
+            await asyncio.wait(tasks, timeout=until - loop.time())
 
     def when_done(self, then: Callable[[], None]) -> None:
         """Call a function when there are no tasks: now, or when the last one has ended."""
