@@ -45,8 +45,8 @@ test-recipes: ## run the recipes of docs/howto/llm.md with the SDKs of OpenAI, A
 	@tools/make-venv $(RECIPES) $(MAIN) tests/recipes/requirements.lock
 	@tools/make-venv $(RECIPES)-openai2 $(MAIN) tests/recipes/requirements-openai2.lock
 	@echo "== recipes of docs/howto/llm.md"
-	@$(RECIPES)/bin/python -m pytest tests/recipes --ignore=tests/recipes/recipe_openai2.py
-	@$(RECIPES)-openai2/bin/python -m pytest tests/recipes/recipe_openai2.py
+	@tools/run-tests $(RECIPES)/bin/python --one-process tests/recipes --ignore=tests/recipes/recipe_openai2.py
+	@tools/run-tests $(RECIPES)-openai2/bin/python --one-process tests/recipes/recipe_openai2.py
 
 # The other versions look for differences between versions, not for new examples: the newest runs what runs in one
 # process, those between it and the oldest only the engine.
@@ -63,7 +63,7 @@ test-others: ## run tests on the other Python versions
 
 test-mutants: servers venv ## inject faults into the lines of core/ and its ports that the latest commits changed
 	@$(PY) tests/mutants/run.py --changed
-	@$(PY) -m pytest -q -s tests/mutants/ports.py
+	@tools/run-tests $(PY) --one-process -q -s tests/mutants/ports.py
 
 lint: venv ## run ruff (every rule), mypy (strict), pyright (examples, completeness), the import contracts and tools/lint
 	@$(PY) -m ruff check .

@@ -156,10 +156,14 @@ def sampled_interruptions(call, number):
 
 @contextmanager
 def alarms():
-    """Raise from a signal handler, at a moment of the system's choosing."""
+    """Raise from a signal handler, at a moment of the system's choosing; not in `interrupt_calls` itself.
 
-    def interrupt(*_):
-        raise Interrupted
+    The alarm repeats: on a busy machine, the next one may come before `interrupt_calls` has handled the last.
+    """
+
+    def interrupt(_number, frame):
+        if frame.f_code is not interrupt_calls.__code__:
+            raise Interrupted
 
     before = signal.signal(signal.SIGALRM, interrupt)
     callbacks, gc.callbacks[:] = list(gc.callbacks), []  # Hypothesis has one, in which an exception is only printed
@@ -186,3 +190,4 @@ def interrupt_calls(call, times, longest=0.002):
             except RuntimeError as error:  # the condition of an event in `threading`, interrupted in its clean-up
                 if not isinstance(error.__context__, Interrupted):
                     raise
+        signal.setitimer(signal.ITIMER_REAL, 0)  # here, as the end of `with` may be interrupted

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VARIABLE = "TIDEGATE_TEST_RUN"
-ENDING = 3.0  # seconds in which a process that is ending may end
+ENDING = 10.0  # seconds in which a process that is ending may end: a busy machine needs some
 
 
 class Run:

@@ -12,7 +12,7 @@ import pytest
 from tests.budget.polling import wait_until
 from tests.budget.receiver import run_receiver
 from tests.outbound.sources.hostile import HostileServer, endlessly, slowly
-from tidegate.spending._webhook import Webhook
+from tidegate.spending._webhook import MAX_QUEUED_WARNINGS, Webhook
 from tidegate.testing import ManualClock
 
 
@@ -149,8 +149,7 @@ def test_a_hanging_receiver_does_not_delay_checks(open_budget, receiver):
     receiver.may_respond.clear()
     budget = open_budget(per_minute=1000, webhook_url=receiver.url, milestones=(1,))
     webhook = budget.operations.webhook
-    webhook._max_queued = 5  # noqa: SLF001 - a queue that is soon full
-    for _ in range(50):  # denials start again in each round
+    for _ in range(MAX_QUEUED_WARNINGS + 50):  # denials start again in each round
         assert budget.check_all_limits(10)
         budget.cancel()
         assert not budget.check_all_limits(1001)

@@ -1,10 +1,11 @@
 """Every bus keeps the guarantees of Bus, and verify_bus detects one that does not."""
 
 import itertools
+from typing import ClassVar
 
 import pytest
 
-from tidegate.bus import Event, Retain, open_bus
+from tidegate.bus import Retain, open_bus
 from tidegate.bus._local import LocalBus
 from tidegate.testing import verify_bus
 
@@ -42,12 +43,24 @@ class Newest(LocalBus):
 
 
 class Fragile(LocalBus):
+    """An error of a handler is raised by `publish`."""
+
+    raised: ClassVar = []
+
+    def subscribe(self, subject, handler, synced=None):
+        def told(event):
+            try:
+                handler(event)
+            except Exception as error:
+                self.raised.append(error)
+                raise
+
+        return super().subscribe(subject, told, synced)
+
     def publish(self, subject, payload, retain=None, *, late=False):
-        if retain is not None:
-            self._hub.retain(subject, payload, retain)
-        for subscription in self._hub.subscriptions:
-            if subscription.subject == subject:
-                subscription._handler(Event(subject, payload, late))  # noqa: SLF001 - past its guard
+        super().publish(subject, payload, retain, late=late)
+        if self.raised:
+            raise self.raised.pop()
 
 
 class NeverClosed(LocalBus):

@@ -96,6 +96,17 @@ def directed_histories() -> Iterator[list[Vector]]:
     yield _history(
         ("acquire", month, 10, 0), ("acquire", day, 20, 1439), ("acquire", minute, 5, 1430), ("peek", minute, 66, 1439)
     )
+    # What was refunded for an instant is not refunded for it again, nor for a later one.
+    slow = Limit(10, "300d", name="l")
+    yield _history(
+        ("hold", slow, 3, 0), ("acquire", slow, 5, 0), ("adjust", slow, -2, 1, 0), ("adjust", slow, -2, 1, 0),
+        ("peek", slow, 5, 2),
+    )  # fmt: skip
+    yield _history(
+        ("hold", slow, 3, 0), ("hold", slow, 2, 1), ("acquire", slow, 4, 1), ("adjust", slow, -2, 2, 0),
+        ("adjust", slow, -4, 2, 1), ("peek", slow, 5, 2), ("adjust", slow, 1, 2, 0), ("adjust", slow, -2, 2, 1),
+        ("adjust", slow, -9, 3, 0), ("peek", slow, 5, 3),
+    )  # fmt: skip
     # A cost of 0 leaves a bucket as it is, also its instant.
     bucket = Limit(100, "1h", name="l")
     yield _history(("acquire", bucket, 50, 0), ("acquire", bucket, 0, 10), ("peek", bucket, 0, 5))

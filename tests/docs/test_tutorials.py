@@ -13,6 +13,7 @@ TUTORIALS = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "howto" / "egres
 NEEDS_SDK = {"call-language-models.md"}  # tests/recipes follows it: its SDK is not in this environment
 
 
+@pytest.mark.timeout(300)  # a tutorial runs many commands, one after another
 @pytest.mark.once("protect-an-api")
 @pytest.mark.parametrize("page", [page for page in TUTORIALS if page.name not in NEEDS_SDK], ids=lambda page: page.stem)
 def test_a_reader_can_follow_the_tutorial(page, tmp_path):

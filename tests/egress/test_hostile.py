@@ -8,7 +8,7 @@ import logging
 import aiohttp
 import pytest
 
-from tests.egress.harness import KEY, TOKEN, raw, running, settled
+from tests.egress.harness import KEY, TOKEN, raw, running, settled, used_by
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 
@@ -112,6 +112,16 @@ async def test_a_malformed_head_is_a_502(upstream, answer):
         assert (status, json.loads(body)["error"]["type"]) == (502, "upstream-failed")
         assert await count(gateway) == 1  # it may have arrived
         assert gateway.gateway.stats.counts("local", "up").failed == 1
+
+
+async def test_a_callers_own_permit_stays_charged_if_the_request_may_have_arrived(upstream, unused_tcp_port):
+    callers = {"callers": {"a": {"token": TOKEN, "limits": ["5/1h name=own"]}}}
+    upstream.script = sends(b"", end="close")
+    for url, used in ((upstream.url, 1), (f"http://127.0.0.1:{unused_tcp_port}", 0)):
+        async with running(url, callers) as gateway:
+            status, _, _ = await gateway.get("/up/x", headers={"X-Tidegate-Token": TOKEN})
+            assert status == 502
+            assert await used_by(gateway, "a") == {"own": used}
 
 
 async def test_a_provider_that_drips_its_head_or_says_nothing_times_out(upstream):

@@ -227,18 +227,15 @@ def test_signals(place, kind):
 
 def test_a_handler_that_asks_the_store_it_interrupted_is_told_so(redis):
     """Instead of waiting for itself."""
-    store = redis.store()
-    limiter = Limiter(RULE, store=store)
+    limiter = Limiter(RULE, store=redis.store())
     limiter.try_acquire("k")
-    exchange = store._sync_pipeline._connection.exchange  # noqa: SLF001 - where a signal handler may strike
-
-    def striking(scripts):
-        store._sync_pipeline._connection.exchange = exchange  # noqa: SLF001 - once
-        limiter.try_acquire("k")
-        return exchange(scripts)
-
-    store._sync_pipeline._connection.exchange = striking  # noqa: SLF001 - as above
-    with pytest.raises(RuntimeError, match="in the middle of a call"):
-        limiter.try_acquire("k")
+    before = signal.signal(signal.SIGALRM, lambda *_: limiter.try_acquire("k"))
+    try:
+        with redis.server.frozen():
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(RuntimeError, match="in the middle of a call"):
+                limiter.try_acquire("k")
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert limiter.try_acquire("k")
     limiter.close()

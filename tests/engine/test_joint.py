@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -189,6 +190,28 @@ class LostStore(DelegatingStore):
         if self.lost:
             raise StoreUnavailable("lost")
         return super().apply(verb, asks, now, at, writes)
+
+
+class NotedStore(DelegatingStore):
+    """A store that notes which policies were charged, in which order."""
+
+    def __init__(self, inner, noted):
+        super().__init__(inner)
+        self.noted = noted
+
+    def apply(self, verb, asks, *arguments):
+        self.noted.append((verb, asks[0][0].name))
+        return super().apply(verb, asks, *arguments)
+
+
+def test_several_stores_are_charged_in_one_order_whatever_the_order_of_the_asks(clock):
+    """So of two calls that each find the last permit of one store, one gets both."""
+    noted: list[tuple[str, str]] = []
+    limiters = [Limiter("10/1h", name=name, store=NotedStore(MemoryStore(clock=clock), noted)) for name in "abc"]
+    for order in permutations(limiters):
+        reserve([(limiter, "k", 1) for limiter in order]).commit()
+        assert [name for verb, name in noted if verb == "hold"] == ["a", "b", "c"]
+        noted.clear()
 
 
 def test_a_store_that_is_lost_leaves_the_others_uncharged(clock):

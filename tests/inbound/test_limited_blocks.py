@@ -343,3 +343,29 @@ def test_tasks_that_share_a_block_release_their_own_slots(clock):
     client = behind(Starlette(routes=[Route("/", page)]), rules(100), clock=clock)
     assert client.get("/").status_code == 200
     assert held == [[1]], "the second block is still running"
+
+
+def test_a_late_denial_refunds_only_what_its_bucket_has_not_refilled_meanwhile(clock):
+    """The bucket was full in between: the permit of the denied request is back already."""
+    app = flask_module.Flask(__name__)
+    block = flask.limit("1/1h", scope="export")
+    seen = []
+
+    @app.get("/slow")
+    def slow():
+        clock.advance(15)
+        seen.extend(statuses(client, "/", 10))
+        clock.advance(5)
+        with block.check(flask_module.request):
+            return "page"
+
+    app.get("/")(lambda: "page")
+    bucket = {"limit": 10, "window": "10s", "algorithm": "token_bucket"}
+    client = behind(app, {"defaults": False, "unmatched": "all", "categories": {"all": bucket}}, clock=clock)
+    assert client.get("/slow").status_code == 200
+    clock.advance(60)
+    seen.clear()
+    assert statuses(client, "/", 8) == [200] * 8
+    assert client.get("/slow").status_code == 429
+    assert seen == [200] * 10
+    assert statuses(client, "/", 10).count(200) == 5

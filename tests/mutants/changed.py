@@ -14,6 +14,8 @@ HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 def changed_lines(path: Path, commits: int = COMMITS) -> set[int]:
     """Return the numbers of the lines that the latest commits, or changes that are not committed, wrote."""
     git = ["git", "-c", "safe.directory=*", "-C", str(ROOT)]
+    if not (ROOT / ".git").exists():
+        return set()  # an unpacked archive
     known = int(
         subprocess.run([*git, "rev-list", "--first-parent", "--count", "HEAD"], check=True, capture_output=True).stdout
     )

@@ -1,7 +1,7 @@
 """Plant defects in different packages, one at a time, and report whether the tests of `make test` find them.
 
-Each is planted in a temporary copy of the package, which goes before the checkout on PYTHONPATH; nine are races. It
-shows the power of the tests after they were made fewer or faster, and is run by hand: it takes about four minutes.
+Each is planted in a temporary copy of the package, which goes before the checkout on PYTHONPATH; eleven are races. It
+shows the power of the tests after they were made fewer or faster, and is run by hand: it takes about five minutes.
 
     python tests/mutants/planted.py [--only 3]
 """
@@ -158,6 +158,41 @@ DEFECTS: Final = (
         "        if self._inode == (0, 0):\n            return\n        try:\n",
         "        if True:\n            return\n        try:\n",
         ("tests/stores/sqlite/test_faults.py",),
+    ),
+    Defect(
+        "race: a process that stood still after a denial waits for it a second time",
+        "_limiter/waiting.py",
+        "again = denied.received + ",
+        "again = steady() + ",
+        ("tests/engine/test_waiting.py",),
+    ),
+    Defect(
+        "race: two stores are charged in the order of the asks",
+        "_limiter/joint.py",
+        "    if len(found) > 1:\n        found.sort(",
+        "    if len(found) > 99:\n        found.sort(",
+        ("tests/engine/test_joint.py",),
+    ),
+    Defect(
+        "the part of a lost process is used by others before its large burst is back",
+        "stores/_outage/local_share.py",
+        "        return ceil_div(limit.capacity, limit.rate)\n",
+        "        return limit.length\n",
+        ("tests/outage/test_local_share.py",),
+    ),
+    Defect(
+        "a caller of the gateway gets back a permit whose request may have arrived",
+        "egress/_gateway.py",
+        "error, arrived=call.arrived)",
+        "error, arrived=False)",
+        ("tests/egress/test_hostile.py",),
+    ),
+    Defect(
+        "a late denial refunds what the bucket has refilled meanwhile",
+        "inbound/_limiting/settle.py",
+        "        passed = max(0, first.reporter.now() - at)\n",
+        "        passed = 0\n",
+        ("tests/inbound/test_limited_blocks.py",),
     ),
 )
 

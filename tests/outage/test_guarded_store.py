@@ -5,7 +5,10 @@ Over-admission: 0, except under `allow`, which was chosen for that.
 
 import asyncio
 import logging
+import sqlite3
 import threading
+import time
+from contextlib import closing
 
 import pytest
 
@@ -172,13 +175,20 @@ def test_a_store_that_fails_again_at_once_is_probed_less_often(guarded, link, cl
     assert asked <= 12
 
 
-def test_a_late_failure_from_before_the_recovery_starts_no_outage(guarded, link):
-    losses = guarded.metrics()["losses"]
-    start_outage(guarded, link)
-    link.state = "up"
-    guarded.maintain()
-    guarded._record_failure(StoreUnavailable("late"), losses)  # noqa: SLF001 - as a call that started before the outage
-    assert not guarded.metrics()["store_lost"]
+def test_a_late_failure_from_before_the_recovery_starts_no_outage(clock):
+    link = HangingProbe(MemoryStore(clock=clock))
+    guarded = GuardedStore(link, clock=clock, background=False)
+
+    def outage():
+        start_outage(guarded, link)
+        link.state = "up"
+        guarded.maintain()
+        link.state = "lost"
+
+    ask(guarded)
+    link.meanwhile = outage
+    assert isinstance(ask(guarded), LocalDecision)  # asked before the outage, failed after it
+    assert guarded.metrics().items() >= {"losses": 1, "returns": 1, "store_lost": False}.items()
 
 
 def test_a_batch_is_denied_if_one_of_its_policies_denies(guarded, link):
@@ -250,7 +260,12 @@ def test_a_url_sets_the_options_of_the_guarded_store(tmp_path):
     guarded = open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=70ms&processes=4")
     assert isinstance(guarded, GuardedStore)
     assert isinstance(guarded.store, SQLiteStore)
-    assert guarded.store._busy_timeout == 70_000  # noqa: SLF001 - the deadline was passed on
+    assert ask(guarded)
+    with closing(sqlite3.connect(tmp_path / "x.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        assert isinstance(ask(guarded), LocalDecision)
+        assert 0.06 < time.monotonic() - began < 1.5  # without a deadline, a locked file is waited for 2 s
     assert not isinstance(open_guarded("memory://"), GuardedStore)
     assert guarded.metrics()["processes"] == 4
     for option in ("deadline=soon", "deadline=100us", "processes=some"):

@@ -112,6 +112,39 @@ def test_while_one_process_is_disconnected_the_others_have_the_whole_limit():
     assert len(simulation.local) == 20
 
 
+def quiet_steps(simulation, process):
+    """Return for how many quarters of a second a disconnected process may still use its part."""
+    steps = 0
+    while process.guarded.apply_one("peek", simulation.policy, "k", (1,)).allowed:
+        wait(simulation, 0.25)
+        steps += 1
+    return steps
+
+
+def test_the_part_of_a_lost_process_is_used_by_others_only_when_its_last_permits_have_left_the_window():
+    """A large burst is back long after a period."""
+    limit = Limit(6, "10s", burst=200)
+    simulation = connected_processes(limit, processes=2)
+    disconnect(simulation, simulation.processes[:1])
+    last = quiet_steps(simulation, simulation.processes[0]) - 1
+    assert last > 0
+    simulation = connected_processes(limit, processes=2)
+    one, other = simulation.processes
+    disconnect(simulation, [one])
+    wait(simulation, last / 4)
+    while simulation.call(one):
+        pass
+    assert len(simulation.local) == 100
+    while other.guarded.metrics()["processes"] > 1:
+        wait(simulation, 0.25)
+    wait(simulation, READ_INTERVAL / 1e6)
+    disconnect(simulation, [other])
+    while simulation.call(other):
+        pass
+    assert len(simulation.local) == 300
+    assert excess(limit, simulation.local) == 0
+
+
 def test_an_idle_process_makes_at_most_one_call_in_ten_seconds():
     simulation = connected_processes(LOG)
     before = [process.link.reached for process in simulation.processes]

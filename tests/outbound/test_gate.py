@@ -7,7 +7,7 @@ import pytest
 
 from tests.outbound.server import as_json
 from tests.outbound.virtual_provider import START, URL, Server, answers, call, providers, usage
-from tidegate import ConfigError, Denied, Limiter
+from tidegate import ConfigError, Denied, Limiter, StoreUnavailable
 from tidegate._runtime.clock import TaskSignal
 from tidegate.outbound import AsyncGate, Gate, Providers, request_options
 from tidegate.outbound._quota.exchange import ProviderResponse
@@ -136,23 +136,37 @@ def test_a_request_that_arrives_in_the_next_window_counts_there(algorithm):
 def test_a_charge_that_cannot_be_repeated_is_not_returned():
     """A store that is lost between request and answer leaves the first charge as it was."""
     clock = ManualClock(START)
-    store = MemoryStore(clock=clock)
+    store = LosableStore(clock=clock)
     gate = Gate(providers(1), store, timeout=0)
-    apply = store.apply
-
-    def lost(verb, asks, now=None, at=None):
-        assert verb != "adjust"
-        decisions = apply("peek", asks, now, at)
-        return [type(each)((False, *each[1:])) for each in decisions]
 
     def send(_provider):
         clock.advance(1)
-        gate._accounts["x.example", "x.example"]._apply = lost  # noqa: SLF001 - the store is lost here
+        store.lost = []
         return ProviderResponse(200, (), lambda: None, None)
 
     gate.run(gate.send_flow(call(), send))
+    assert store.lost, "it has tried to charge the permit again"
+    store.lost = None
     assert usage(providers(1), store) == 1
     gate.close()
+
+
+class LosableStore(MemoryStore):
+    """A store that is lost while `lost`, the list of what it was asked, is not None."""
+
+    lost = None
+
+    def apply(self, verb, asks, *arguments):
+        if self.lost is not None:
+            self.lost.append(verb)
+            raise StoreUnavailable("lost")
+        return super().apply(verb, asks, *arguments)
+
+    def apply_one(self, verb, *ask_and_times):
+        if self.lost is not None:
+            self.lost.append(verb)
+            raise StoreUnavailable("lost")
+        return super().apply_one(verb, *ask_and_times)
 
 
 # ---- retries ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from tests.service.harness import ADMIN, DECISION, START, InProcessService, http
 from tidegate.observe._histogram import quantile
 from tidegate.service._dashboard import overview
 from tidegate.service._dashboard.history import HISTORY_SECONDS, MAX_POLICIES, spread
+from tidegate.service._dashboard.static_files import read_files
 from tidegate.service._decisions import near_limit
 from tidegate.service._decisions.stats import LATENCY_BUCKETS
 
@@ -91,12 +92,21 @@ async def test_waiting_calls_are_counted_by_policy(site):
     await waiting
 
 
-async def test_a_running_service_samples_with_a_timer():
+async def test_a_running_service_samples_with_a_timer(monkeypatch):
+    loop, timers = asyncio.get_running_loop(), []
+    call_later = loop.call_later
+
+    def recorded(*arguments):
+        timers.append(call_later(*arguments))
+        return timers[-1]
+
     async with InProcessService(policies=POLICIES) as site:
+        monkeypatch.setattr(loop, "call_later", recorded)
         site.app.overview.start()
-        assert site.app.overview._timer is not None  # noqa: SLF001 - the timer is not visible otherwise
+        (timer,) = timers
+        assert 0 < timer.when() - loop.time() <= 1
         site.app.overview.close()
-        assert site.app.overview._timer is None  # noqa: SLF001 - as above
+        assert timer.cancelled()
 
 
 @pytest.mark.parametrize("since", ["x", "-1", "1.5", "", "1&since=2", "9" * 17, "%D9%A3"])
@@ -282,8 +292,8 @@ async def test_no_other_files_are_served(site, path):
     assert response.status_code == 404
 
 
-async def test_files_are_short_and_use_no_markup_apis_or_external_urls(site):
-    files = site.app._files  # noqa: SLF001 - there is no public list of them
+def test_files_are_short_and_use_no_markup_apis_or_external_urls():
+    files = read_files(token=True)
     assert {"/", "/dashboard/app.js", "/dashboard/style.css"} <= set(files)
     for path, reply in files.items():
         text = reply.body.decode()

@@ -145,9 +145,7 @@ def test_a_collection_of_large_values_is_listed_in_pages(server: ValkeyServer) -
 
 
 async def list_in_task(store: RedisStore) -> object:
-    found = await store.list_values_async(LISTED)
-    await store._pipeline().close()  # noqa: SLF001 - the store stays open for the test
-    return found
+    return await store.list_values_async(LISTED)
 
 
 def test_values_of_alternatives_are_written_with_the_one_that_is_charged(store: RedisStore) -> None:
