@@ -311,6 +311,26 @@ def test_carve_outs_are_charged_once_and_returned_once(store, clock):
     assert run.usage().used["usd_micros"] == 69_000
 
 
+def test_a_carve_out_below_a_node_is_returned_although_the_process_that_closed_the_node_was_killed(
+    memory, clock, monkeypatch
+):
+    run = Run("r", store=memory, limits="0.10/run unit=usd", clock=clock)
+    middle = run.child("middle")
+    middle.child("part", carve={"usd": "0.06"}).charge({"usd": "0.01"})
+    with monkeypatch.context() as killed:
+        killed.setattr(memory, "list_values", killing)  # after the node was closed, before the rest is returned
+        with pytest.raises(KeyboardInterrupt):
+            middle.close()
+    with pytest.raises(RunDenied, match="is closed"):
+        middle.charge()
+    run.charge({"usd": "0.09"})
+    assert run.usage().used["usd_micros"] == 100_000
+
+
+def killing(*_arguments):
+    raise KeyboardInterrupt
+
+
 def test_an_unsettled_call_stays_charged_at_its_estimate(store, clock):
     run = Run("r", store=store, limits="100/run unit=tokens", clock=clock)
     held = run.reserve({"tokens": 60}, ttl=30)

@@ -188,6 +188,13 @@ DEFECTS: Final = (
         ("tests/egress/test_hostile.py",),
     ),
     Defect(
+        "a carve-out below a closed node is not returned if the process that closed it was killed",
+        "agents/_carving.py",
+        "for length in range(1, len(path) + 1):",
+        "for length in range(len(path), len(path) + 1):",
+        ("tests/agents/test_runs.py",),
+    ),
+    Defect(
         "a late denial refunds what the bucket has refilled meanwhile",
         "inbound/_limiting/settle.py",
         "        passed = max(0, first.reporter.now() - at)\n",

@@ -111,8 +111,9 @@ def test_makefile_describes_each_documented_command(texts, target):
     assert re.search(rf"^{target}:.*## \S", texts["Makefile"], re.MULTILINE)
 
 
-def test_ci_runs_lint_and_test(texts):
-    assert re.findall(r"^make [\w-]+$", texts[".ci/run"], re.MULTILINE) == ["make lint", "make test"]
+def test_ci_runs_lint_and_all_tests(texts):
+    assert re.findall(r"^make [\w-]+$", texts[".ci/run"], re.MULTILINE) == ["make lint", "make test", "make test-more"]
+    assert re.search(r"^test-all: test test-more ", texts["Makefile"], re.MULTILINE)
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
 
 
