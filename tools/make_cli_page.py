@@ -1,7 +1,5 @@
 """Writes docs/reference/cli.md from the parser of the command line: every command with its options and examples.
 
-Writes the tables of the settings and the metrics in docs/howto/service.md, too, from their declarations.
-
     python tools/make_cli_page.py
 
 A test compares the page with the parser, and fails if an argument or an option has no help.
@@ -17,9 +15,6 @@ from typing import TYPE_CHECKING, Final
 from tidegate._cli import COMMANDS, EXIT_CODES, GROUPS, build_parser
 from tidegate._cli.durations import METAVAR
 from tidegate._policy.setting_values import DURATION_EXAMPLES
-from tidegate.service._config.options import write_table
-from tidegate.service._config.settings import OPTIONS
-from tidegate.service._http import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,14 +22,6 @@ if TYPE_CHECKING:
     from tidegate._cli.parser import CommandParser
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
-SETTINGS_PAGE: Final = PAGE.parents[1] / "howto" / "service.md"
-TABLE_BEGIN: Final = "<!-- settings: written by make reference -->"
-TABLE_END: Final = "<!-- end of settings -->"
-METRICS_BEGIN: Final = "<!-- metrics: written by make reference -->"
-METRICS_END: Final = "<!-- end of metrics -->"
-TABLE_SECTIONS: Final = """\
-| `policies` | policies by name; option `--policy NAME=LIMITS`, variable `TIDEGATE_POLICIES` (`a=1/1s; b=5/1m`) | none |
-| `domains` | trees of descriptors, for Envoy | none |"""
 OPTIONS_OF_ALL: Final = ("-h", "--json")  # described once, at the top
 HEAD: Final = f"""\
 # Command line
@@ -128,15 +115,5 @@ def escape(text: str) -> str:
     return re.sub(r"([^\s(]*[*_<>][^\s),;:]*)", r"`\1`", text)
 
 
-def write_settings_page() -> str:
-    """Return docs/howto/service.md with the tables of the settings and the metrics as they are declared."""
-    before, _, rest = SETTINGS_PAGE.read_text(encoding="utf-8").partition(f"{TABLE_BEGIN}\n")
-    table = f"{write_table(OPTIONS)}\n{TABLE_SECTIONS}"
-    page = f"{before}{TABLE_BEGIN}\n\n{table}\n\n{TABLE_END}{rest.partition(TABLE_END)[2]}"
-    before, _, rest = page.partition(f"{METRICS_BEGIN}\n")
-    return f"{before}{METRICS_BEGIN}\n\n{metrics.write_table()}\n\n{METRICS_END}{rest.partition(METRICS_END)[2]}"
-
-
 if __name__ == "__main__":
     PAGE.write_text(write_page(), encoding="utf-8")
-    SETTINGS_PAGE.write_text(write_settings_page(), encoding="utf-8")

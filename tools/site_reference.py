@@ -173,6 +173,14 @@ def type_of(schema: dict[str, Any]) -> str:
     return " or ".join(names.get(kind, kind) for kind in kinds)
 
 
+SECTION_CELLS: Final = {
+    "policies": (
+        f"{code('--policy NAME=LIMITS')}<br>{code('TIDEGATE_POLICIES')}",
+        "policies by name; in the variable: `a=1/1s; b=5/1m`",
+    ),
+    "domains": ("", "trees of descriptors, for Envoy"),
+}
+
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
@@ -183,8 +191,10 @@ def service_settings() -> list[str]:
         variable = ENVIRONMENT_PREFIX + option.name.upper()
         flag = "" if option.secret else option.flag
         names = "<br>".join(filter(None, (code(flag), code(variable))))
-        rows.append([code(option.name), type_of(dict(option.kind.schema)), names, plain(option.help)])
-    rows += [[code(name), "", "", meaning_of(name, [("howto/service.md", "setting")])] for name in SECTIONS]
+        label = option.link.partition("#")[0].rpartition("/")[2].removesuffix(".md")
+        link = f" ([{label}]({option.link}))" if option.link else ""
+        rows.append([code(option.name), type_of(dict(option.kind.schema)), names, plain(option.help) + link])
+    rows += [[code(name), "mapping or list", *SECTION_CELLS[name]] for name in SECTIONS]
     return table(["setting", "type", "option, variable", "meaning"], rows)
 
 

@@ -12,11 +12,9 @@ from tidegate._policy.config_value import ConfigValue
 from tidegate.service._config.settings import OPTIONS
 from tools.make_cli_page import (
     PAGE,
-    SETTINGS_PAGE,
     describe_command,
     find_commands,
     write_page,
-    write_settings_page,
 )
 
 PARSERS = find_commands()
@@ -40,7 +38,6 @@ def test_help_fits_the_terminal(name, columns, capsys, monkeypatch):
 
 def test_the_page_is_what_the_parser_says():
     assert PAGE.read_text(encoding="utf-8") == write_page(), "run: make reference"
-    assert SETTINGS_PAGE.read_text(encoding="utf-8") == write_settings_page(), "run: make reference"
 
 
 def test_every_argument_and_option_has_help():

@@ -66,7 +66,7 @@ class ServiceOption(NamedTuple):
     group: str = OTHER_GROUP  # in the help
     secret: bool = False  # has no option: other users can read the command line of a process
     many: bool = False  # a list; its option is the name in the singular and may be repeated
-    link: str = ""  # to a page of the docs
+    link: str = ""  # to a page of docs/, from reference/
     in_file: bool = False  # the setting with this name, without `_file`, is read from a file, because it is secret
 
     @property
@@ -135,19 +135,3 @@ def options_of(settings: type) -> tuple[ServiceOption, ...]:
             group = STORE_GROUP if option.group == COMMON_GROUP else option.group
             found.append(ServiceOption(f"{each.name}_file", file[0], file[1], PATH, "", group, in_file=True))
     return tuple(found)
-
-
-def write_table(options: tuple[ServiceOption, ...]) -> str:
-    """Write the table of the settings in docs/howto/service.md."""
-    lines = ["| setting | meaning | default |", "|---|---|---|"]
-    for option in options:
-        if option.in_file:
-            continue
-        file = next((each for each in options if each.name == f"{option.name}_file"), None)
-        names = f"`{option.name}`" if file is None else f"`{option.name}`, `{file.name}`"
-        meaning = option.summary if file is None else f"{option.summary}; or a {file.summary}"
-        repeatable = f"; option `{option.flag}`, repeatable" if option.many else ""
-        label = option.link.partition("#")[0].rpartition("/")[2] or option.link.strip("#").replace("-", " ")
-        link = f" ([{label}]({option.link}))" if option.link else ""
-        lines.append(f"| {names} | {meaning}{repeatable}{link} | {option.default} |")
-    return "\n".join(lines)

@@ -128,15 +128,16 @@ class Settings:
         DEFAULT_LISTEN, read_address, "address of the HTTP server", ADDRESS, group=COMMON_GROUP,
     )
     grpc: ListenAddress | None = setting(
-        None, read_address, "address of the gRPC server for Envoy", ADDRESS, group=COMMON_GROUP, link="proxies.md",
+        None, read_address, "address of the gRPC server for Envoy", ADDRESS, group=COMMON_GROUP,
+        link="../howto/proxies.md",
     )
     resp: ListenAddress | None = setting(
         None, read_address, "address of the server for Redis clients", ADDRESS, group=COMMON_GROUP,
-        link="../reference/resp.md",
+        link="resp.md",
     )
     egress: ListenAddress | None = setting(
         None, read_address, "address of the egress gateway, through which programs call the providers", ADDRESS,
-        group=COMMON_GROUP, link="egress.md",
+        group=COMMON_GROUP, link="../howto/egress.md",
     )
     egress_config: Path | None = setting(
         None, read_path, "YAML file of the egress gateway: callers, upstreams, bounds", PATH, group="addresses",
@@ -218,25 +219,25 @@ class Settings:
         "policies", read_readiness,
         "when /readyz responds with 503 during a store outage: if a policy denies calls (policies), always (store), "
         "or never (process)",
-        choice(*READINESS), link="#readiness-and-stopping",
+        choice(*READINESS), link="service.md#readiness",
     )
     reload_every: float = setting(1.0, read_seconds, "how often the file is checked for changes", DURATION)
     providers: tuple[Path, ...] = setting(
-        (), read_paths, "YAML file of a provider", PATHS, many=True, group=COMMON_GROUP, link="outbound.md",
+        (), read_paths, "YAML file of a provider", PATHS, many=True, group=COMMON_GROUP, link="../howto/outbound.md",
     )
     provider_dirs: tuple[Path, ...] = setting(
         (), read_paths, "folder of provider files", PATHS._replace(metavar="DIR"), many=True, group=SOURCES_GROUP,
     )
     profiles: tuple[Path, ...] = setting(
         (), read_paths, "YAML file or folder of profiles that provider files can name",
-        PATHS._replace(metavar="PATH"), many=True, group=SOURCES_GROUP, link="outbound.md#profiles",
+        PATHS._replace(metavar="PATH"), many=True, group=SOURCES_GROUP, link="../howto/outbound.md#profiles",
     )
     spending: SpendingSettings | None = setting(
         None, read_spending, "file in which the costs of providers with prices are recorded, or a mapping",
-        Kind(SPENDING_SCHEMA, "FILE"), link="money.md#reports-and-warnings",
+        Kind(SPENDING_SCHEMA, "FILE"), link="../howto/money.md#reports-and-warnings",
     )
     sources: tuple[Path, ...] = setting(
-        (), read_paths, "YAML file of a source", PATHS, many=True, group=SOURCES_GROUP, link="sources.md",
+        (), read_paths, "YAML file of a source", PATHS, many=True, group=SOURCES_GROUP, link="../howto/sources.md",
     )
     source_dirs: tuple[Path, ...] = setting(
         (), read_paths, "folder of source files", PATHS._replace(metavar="DIR"), many=True, group=SOURCES_GROUP,
@@ -259,16 +260,17 @@ class Settings:
     )
     bus: str | None = setting(
         None, read_url, "URL of the bus on which sources share capacity reductions", URL, private=True,
-        group=SOURCES_GROUP, link="../reference/bus.md", file=(read_url_file, "file with the URL of the bus"),
+        group=SOURCES_GROUP, link="bus.md", file=(read_url_file, "file with the URL of the bus"),
     )
     budget: bool | Path = setting(
         False,  # noqa: FBT003 - the default comes first
         read_budget, "task budget to show: a YAML file, or true to read the RATE_LIMIT_* variables",
-        Kind({"type": ["boolean", "string"]}, "FILE"), group=DASHBOARD_GROUP, link="budgets.md",
+        Kind({"type": ["boolean", "string"]}, "FILE"), group=DASHBOARD_GROUP, link="../howto/budgets.md",
     )
     swarm: str | None = setting(
         None, read_url, "URL of the bus of a swarm, whose agents the dashboard shows", URL, private=True,
-        group=DASHBOARD_GROUP, link="swarm.md", file=(read_url_file, "file with the URL of the bus of the swarm"),
+        group=DASHBOARD_GROUP, link="../howto/swarm.md",
+        file=(read_url_file, "file with the URL of the bus of the swarm"),
     )
     swarm_namespace: str = setting(
         "", read_namespace, "namespace of the agents that the dashboard shows", Kind(STRING_SCHEMA, "NAME"),

@@ -128,12 +128,3 @@ def render(source: StatusSource, reloads: dict[str, int], more: Iterable[MetricF
     status = source.status()
     values = MetricValues(source.totals(), status.waiting, status.in_flight, status.store, reloads)
     return write_families((*(metric.family(values) for metric in METRICS.values()), *more))
-
-
-def write_table() -> str:
-    """Write the table of the metrics in docs/howto/service.md."""
-    rows = [
-        f"| `{metric.name}{'{' + ','.join(metric.labels) + '}' if metric.labels else ''}` | {metric.help} |"
-        for metric in METRICS.values()
-    ]
-    return "\n".join(("| metric | meaning |", "|---|---|", *rows))
