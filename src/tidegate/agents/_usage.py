@@ -28,9 +28,9 @@ class LimitUsage(NamedTuple):
 
 
 class NodeUsage(NamedTuple):
-    """What a node and those below it have used. `used` has all units; `limits` only those with a quota, by name.
+    """What a node and those below it have used; children are in the order of their creation.
 
-    `status` is open, stopped, closed or ended. Times are seconds since 1970 by the clock of the store.
+    `used` has all units, `limits` only those with a quota, by name. `status` is open, stopped, closed or ended. Times are seconds since 1970 by the clock of the store.
     """
 
     id: str
@@ -70,7 +70,10 @@ def usage_flow(tree: Tree, path: Path) -> Flow[Any, NodeUsage]:
         asks = [(node.limiter.policy, node.key, (0,) * len(node.limiter.policy.limits)) for node in group]
         found_here = yield ApplyStep(tree.store, "peek", asks, tree.now())
         decisions.update(zip([node.path for node in group], found_here, strict=True))
-    return _build(path, nodes, decisions)
+    below: dict[Path, list[Path]] = {}
+    for other in sorted(nodes, key=lambda other: nodes[other].details.created):
+        below.setdefault(other[:-1], []).append(other)
+    return _build(path, nodes, decisions, below)
 
 
 def in_batches(items: list[T]) -> Iterator[list[T]]:
@@ -79,7 +82,9 @@ def in_batches(items: list[T]) -> Iterator[list[T]]:
         yield items[start : start + BATCH]
 
 
-def _build(path: Path, nodes: Mapping[Path, Node], decisions: Mapping[Path, Any]) -> NodeUsage:
+def _build(
+    path: Path, nodes: Mapping[Path, Node], decisions: Mapping[Path, Any], below: Mapping[Path, list[Path]]
+) -> NodeUsage:
     node, decision = nodes[path], decisions[path]
     details: Details = node.details
     used: dict[str, int] = {}
@@ -91,6 +96,6 @@ def _build(path: Path, nodes: Mapping[Path, Node], decisions: Mapping[Path, Any]
         if limit.name == f"{limit.unit}-run":
             used[limit.unit] = amount
     status = details.status if details.status != OPEN or decision.at < details.ends else "ended"
-    children = tuple(_build(other, nodes, decisions) for other in nodes if other[:-1] == path)
+    children = tuple(_build(other, nodes, decisions, below) for other in below.get(path, ()))
     ends, created = details.ends / 1e6, details.created / 1e6
     return NodeUsage("/".join(path), details.name, status, ends, used, limits, details.carved or {}, children, created)
