@@ -101,7 +101,7 @@ export const COMPONENT_PANELS = {
       columns: [
         ["Node", (row) => name(row.more ? `… ${formatCount(row.more)} more nodes` : row.first ? "\u2003".repeat(row.depth) + row.name : "", row.id)],
         ["Limit", (row) => row.limit ?? "", "c-limit hide-on-phone"],
-        ["Used", (row) => (row.more ? "" : row.quota ? meter(row.used, row.quota, formatUsed(row)) : `${formatCount(row.used)} calls`), "c-used"],
+        ["Used", (row) => (row.more ? "" : row.quota ? meter(row.used, row.quota, formatUsed(row)) : (row.used === 1 ? "1 call" : `${formatCount(row.used)} calls`)), "c-used"],
         ["State", (row) => (row.more || !row.first ? "" : formatRun(row)), "c-state"],
       ],
     }],
