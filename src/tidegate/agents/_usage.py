@@ -30,8 +30,8 @@ class LimitUsage(NamedTuple):
 class NodeUsage(NamedTuple):
     """What a node and those below it have used; children are in the order of their creation.
 
-    `used` has all units, `limits` only those with a quota, by name. `status` is open, stopped, closed or ended. Times are
-    seconds since 1970 by the clock of the store.
+    `used` has all units, `limits` only those with a quota, by name. `status` is open, stopped, closed or ended. Times
+    are seconds since 1970 by the clock of the store.
     """
 
     id: str
