@@ -19,6 +19,7 @@ class Receiver(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[tuple[dict[str, str], bytes]] = []
+        self.arrived = 0  # requests, also those that are not answered yet
         self.statuses: list[int] = []
         self.may_respond = threading.Event()
         self.may_respond.set()
@@ -33,6 +34,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.arrived += 1
         self.server.may_respond.wait(30)
         self.server.requests.append((dict(self.headers), body))
         status = self.server.statuses.pop(0) if self.server.statuses else 204

@@ -165,6 +165,7 @@ def test_warnings_that_a_hanging_receiver_did_not_accept_before_the_end_are_coun
     webhook = Webhook(receiver.url)
     for number in range(3):
         webhook.send({"number": number})
+    wait_until(lambda: receiver.arrived, "the first request was sent")
     webhook.close()
     assert webhook.dropped == 3
     assert messages(logging.WARNING) == ["dropped 3 events that the webhook did not accept within 0.01 s"]

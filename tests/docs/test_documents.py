@@ -247,9 +247,9 @@ def check(span, folder):
     return None
 
 
-@pytest.mark.parametrize(("span", "line"), OURS, ids=[f"{line}: {span}" for span, line in OURS])
-def test_each_name_of_tidegate_exists(span, line, tmp_path):
-    check(span, tmp_path)
+@cases(("span", "line"), OURS)
+def test_each_name_of_tidegate_exists(span, line, tmp_path_factory):
+    check(span, tmp_path_factory.mktemp("name"))
 
 
 VIEW_QUERIES = {span: row for row in ROWS for span in spans(row.ours) if re.match(r"SELECT (?!.*sqlite_master)", span)}
