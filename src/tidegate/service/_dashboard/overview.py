@@ -1,4 +1,4 @@
-"""`GET /v1/overview`: the data of the dashboard as JSON. docs/howto/dashboard.md describes its fields.
+"""`GET /v1/overview`: the data of the dashboard as JSON. docs/reference/dashboard.md describes its fields.
 
 A timer samples the counters once a second. The rest is computed on request, at most once a second for all clients.
 With `?since=TICK` a client gets only the seconds since its last response.
