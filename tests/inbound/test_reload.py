@@ -50,6 +50,20 @@ def test_a_reload_keeps_the_usage(make_app, config):
     assert api.request().status == 429
 
 
+@pytest.mark.parametrize("text", ["", "# rate_limiting:\n"], ids=["empty", "only a comment"])
+def test_a_file_that_an_editor_has_emptied_does_not_mean_the_default_limits(make_app, config, caplog, text):
+    path = config(limits(3))
+    api = make_app(path)
+    api.request()
+    config(text)
+    api.clock.advance(1)
+    assert [api.request()["x-ratelimit-limit"] for _ in range(2)] == ["3", "3"]
+    assert f"{path}: is empty: expected rate_limiting, with its settings" in caplog.text
+    config(limits(9))
+    api.clock.advance(1)
+    assert [api.request()["x-ratelimit-limit"] for _ in range(2)] == ["3", "9"]
+
+
 def test_an_invalid_file_is_logged_with_its_position_and_the_previous_rules_stay(make_app, config, caplog):
     path = config(limits(3))
     api = make_app(path)

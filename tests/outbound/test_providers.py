@@ -107,6 +107,8 @@ def test_a_changed_file_is_loaded(tmp_path, caplog):
     path.unlink()
     assert known.reload() == ("a.test",)
     assert known.match("https://a.test") is None
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == ["provider a.test was removed: its limits do not apply any more"]
     assert "key" not in caplog.text
 
 

@@ -121,9 +121,12 @@ DEFAULT_UNMATCHED: Final = "read"  # the category of requests that no endpoint m
 EMPTY_CONFIG: Final[Mapping[str, object]] = {}
 
 
-def load_rules(config: str | Path | Mapping[str, object] | None = None) -> Rules:
+def load_rules(config: str | Path | Mapping[str, object] | None = None, *, may_be_empty: bool = True) -> Rules:
     """Read the rules from a file or mapping. None, or no section `rate_limiting`, means the spec's defaults."""
-    return _Reader(_section(load(EMPTY_CONFIG if config is None else config))).rules()
+    whole = load(EMPTY_CONFIG if config is None else config)
+    if whole.is_null and not may_be_empty:
+        raise whole.error("is empty: expected rate_limiting, with its settings")
+    return _Reader(_section(whole)).rules()
 
 
 def _section(whole: ConfigValue) -> ConfigValue:

@@ -50,7 +50,8 @@ class RulesSource:
 
     def _read(self) -> Rules | None:
         try:
-            rules = self._extra.add_to(load_rules(self._config))
+            # An editor that saves a file may empty it first: the defaults could allow more than its limits.
+            rules = self._extra.add_to(load_rules(self._config, may_be_empty=False))
         except ConfigError as error:
             self.reject(error)
             return None

@@ -201,7 +201,10 @@ class Providers:
         self._use(found)
         self.changes += bool(changed)
         for domain in sorted(changed):
-            log.info("provider %s was %s", domain, "loaded" if domain in found else "removed")
+            if domain in found:
+                log.info("provider %s was loaded", domain)
+            else:
+                log.warning("provider %s was removed: its limits do not apply any more", domain)
         return tuple(sorted(changed))
 
     def _without_conflicts(
