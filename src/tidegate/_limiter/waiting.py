@@ -18,6 +18,7 @@ waited itself.
 A signal handler may raise at any instruction, so a call can end without leaving its queues. It holds a lock for as long
 as it waits (`Waiter.running`): `with` releases it whatever happens. A waiter whose lock is free has ended, and is
 removed by the next operation on its queue; when its object is freed, the waiters behind it are woken.
+Its lifetime alone would not do: a program may keep the exception, whose frames refer to the waiter.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class ConnectionSlot:
     """One of the connections of a pool. Whoever refers to it owns it: a caller, or the pool if it is idle.
 
     A signal handler may raise at any instruction, so a call can end without releasing its connection. Then nothing
-    refers to the slot any more: the connection is closed, and another one may be opened.
+    refers to the slot any more: the connection is closed, and another one may be opened. If the program keeps the
+    exception, whose frames refer to the slot, that happens when the exception is released.
     """
 
     __slots__ = ("__weakref__", "connection")
