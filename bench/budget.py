@@ -71,7 +71,7 @@ class Tidegate(Contender):
 
         self.clock = ManualClock(start=START)
         tiers = {f"per_{period}": PLENTY for period in PERIODS}
-        self.budget = TaskBudget(**tiers, storage=path, clock=self.clock)
+        self.budget = TaskBudget(**tiers, store=path, clock=self.clock)
         for _ in range(TASKS // size):
             self.budget.record_completed_tasks(size)
             self.clock.advance(DAYS * 86_400 / (TASKS / size))
@@ -106,7 +106,7 @@ class TidegateAsync(Tidegate):
         await super().open(path, size)
         self.budget.close()
         tiers = {f"per_{period}": PLENTY for period in PERIODS}
-        self.tasks = AsyncTaskBudget(**tiers, storage=path, clock=self.clock)
+        self.tasks = AsyncTaskBudget(**tiers, store=path, clock=self.clock)
 
     async def check(self) -> object:
         """Reserve."""
@@ -250,7 +250,7 @@ def measure_removal(folder: str) -> dict[str, float]:
 
     path = f"{folder}/removal.db"
     wall, own = [], []
-    with TaskBudget(per_month=PLENTY, storage=path) as budget:
+    with TaskBudget(per_month=PLENTY, store=path) as budget:
         budget.check_all_limits(1)
         db = sqlite3.connect(path)
         old = [("budget:tasks", 1_000_000 + number, 1) for number in range(TASKS)]

@@ -28,6 +28,7 @@ from tidegate import errors  # noqa: E402 - after ROOT
 from tidegate._cli import EXIT_CODES  # noqa: E402 - after ROOT
 from tidegate._cli.file_kinds import KINDS  # noqa: E402 - after ROOT
 from tidegate.budget._settings.environment import CONFIG_VARIABLE, FROM_FILES, VARIABLES  # noqa: E402 - after ROOT
+from tidegate.budget._settings.model import SETTINGS  # noqa: E402 - after ROOT
 from tidegate.egress import _messages as messages  # noqa: E402 - after ROOT
 from tidegate.egress._settings import CALLER_FIELDS, EGRESS_FIELDS  # noqa: E402 - after ROOT
 from tidegate.headers._dialects import DIALECTS, IETF, RETRY_AFTER, RETRY_AFTER_MS, X_RATELIMIT  # noqa: E402 - after ROOT
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 DOCS: Final = ROOT / "docs"
+TIERS_MEANING: Final = "maximum number of tasks per tier"
 GENERATED: Final = "This page is generated from the code (`make reference`)."
 
 
@@ -254,8 +256,11 @@ def budget_settings() -> list[str]:
         variables = [variable, f"{variable}_FILE"] if name in FROM_FILES else [variable]
         if name == "tiers":
             variables = [VARIABLES[each] for each in VARIABLES if each.startswith("per_")]
-        meaning = meaning_of(first if name == "tiers" else name, [("howto/budgets.md", "variable")])
-        rows.append([code(name), type_of(schema[name]), " ".join(map(code, filter(None, variables))), meaning])
+        meaning = TIERS_MEANING if name == "tiers" else SETTINGS[name].summary
+        link = "([guide](../howto/budgets.md#settings))"
+        rows.append(
+            [code(name), type_of(schema[name]), " ".join(map(code, filter(None, variables))), f"{meaning} {link}"]
+        )
     config = meaning_of(CONFIG_VARIABLE, [("howto/budgets.md", "variable")])
     rows.append(["", "", code(CONFIG_VARIABLE), config])
     return table(["setting", "type", "variable", "meaning"], rows)

@@ -28,7 +28,7 @@ def open_budget(request, clock, path):
             kind = KINDS[request.param]
             options.setdefault("clock", clock)
             if source is None:
-                options.setdefault("storage", path)
+                options.setdefault("store", path)
             make = kind if source is None else kind.from_env if "RATE_LIMIT_ENABLED" in source else kind.from_config
             arguments = () if source is None else (source,)
             if request.param == "threads":

@@ -20,7 +20,7 @@ TTL = 3600.0  # longer than the test: batches are returned only because their pr
 
 def open_budget(path, quota=QUOTA, **options):
     tiers = {f"per_{period}": quota for period in ("minute", "hour", "day", "week", "month")}
-    return TaskBudget(**tiers, storage=path, batch_ttl=TTL, deadline=60.0, **options)
+    return TaskBudget(**tiers, store=path, batch_ttl=TTL, deadline=60.0, **options)
 
 
 def kill_workers(path: str, kills: int, seed: int) -> None:
@@ -89,7 +89,7 @@ def work_until_killed(path: str, pipe: int, name: str) -> None:
 
 def hold(path: str, tasks: int) -> None:
     """Reserve, print whether it was allowed, and wait to be killed."""
-    budget = TaskBudget(per_day=QUOTA, concurrency=tasks, storage=path, batch_ttl=TTL)
+    budget = TaskBudget(per_day=QUOTA, concurrency=tasks, store=path, batch_ttl=TTL)
     print(json.dumps(budget.check_all_limits(tasks).allowed), flush=True)  # noqa: T201 - the result of the program
     signal.pause()
 
@@ -98,7 +98,7 @@ def hold_shared(path: str, tasks: int, recorded: int, number: int) -> None:
     """Reserve a batch in a shared store, record some of its tasks, and end the batch when a signal arrives."""
     ended = ThreadSignal()  # a signal handler that sets a threading.Event may wait forever
     signal.signal(signal.SIGUSR1, lambda *_: ended.set())
-    budget = TaskBudget(**SHARED_TIERS, storage=path, name=f"shared-{number}", batch_ttl=TTL, deadline=5.0)
+    budget = TaskBudget(**SHARED_TIERS, store=path, name=f"shared-{number}", batch_ttl=TTL, deadline=5.0)
     with budget.batch(tasks) as batch:
         for _ in range(recorded):
             batch.record(1)

@@ -144,7 +144,7 @@ def test_a_block_that_records_single_tasks_counts_only_these(open_budget):
 
 
 def test_a_batch_serves_one_block_at_a_time(path, clock):
-    with TaskBudget(per_day=100, storage=path, clock=clock) as budget:
+    with TaskBudget(per_day=100, store=path, clock=clock) as budget:
         batch = budget.batch(4)
         with batch:
             with pytest.raises(RateLimitError, match="in use by another block"):
@@ -155,7 +155,7 @@ def test_a_batch_serves_one_block_at_a_time(path, clock):
 
 
 async def test_a_batch_serves_one_task_at_a_time(path, clock):
-    async with AsyncTaskBudget(per_day=100, storage=path, clock=clock) as budget:
+    async with AsyncTaskBudget(per_day=100, store=path, clock=clock) as budget:
         batch = budget.batch(4)
         async with batch:
             with pytest.raises(RateLimitError, match="in use by another block"):

@@ -73,10 +73,10 @@ def test_a_restart_without_a_change_counts_nothing_again(open_budget, caplog):
 
 
 def test_many_completions_are_counted_in_a_short_time(path, clock):
-    with TaskBudget(per_day=200_000, per_month=200_000, storage=path, clock=clock) as budget:
+    with TaskBudget(per_day=200_000, per_month=200_000, store=path, clock=clock) as budget:
         for _ in range(300):
             clock.advance(60)
             budget.record_completed_tasks(task_ids=map(str, range(100)))
         assert used(budget) == {"day": 30_000, "month": 30_000}
-    with TaskBudget(per_day=200_000, per_month=200_000, storage=path, clock=clock, strategy="fixed") as budget:
+    with TaskBudget(per_day=200_000, per_month=200_000, store=path, clock=clock, strategy="fixed") as budget:
         assert used(budget)["month"] == 30_000

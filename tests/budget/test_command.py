@@ -23,7 +23,7 @@ def environ(monkeypatch, path):
     monkeypatch.setenv("RATE_LIMIT_PER_MINUTE", "20")
     monkeypatch.setenv("RATE_LIMIT_PER_DAY", "500")
     monkeypatch.setenv("RATE_LIMIT_STORAGE_PATH", str(path))
-    with TaskBudget(per_minute=20, per_day=500, storage=path) as budget:
+    with TaskBudget(per_minute=20, per_day=500, store=path) as budget:
         budget.record_completed_tasks(16)
     return monkeypatch
 
@@ -61,13 +61,13 @@ def test_the_command_writes_json(environ, capsys):
 
 def test_a_file_replaces_the_variables(tmp_path, path, capsys, environ):
     file = tmp_path / "budget.yaml"
-    file.write_text(f"tiers: {{hour: 50}}\nenabled: false\nstorage: {tmp_path / 'other.db'}\n")
-    assert main(["budget", "--config", str(file), "--storage", str(path), "--json"]) == 0
+    file.write_text(f"tiers: {{hour: 50}}\nenabled: false\nstore: {tmp_path / 'other.db'}\n")
+    assert main(["budget", "--config", str(file), "--store", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tiers"]["hour"]["quota"] == 50
 
 
 def test_the_command_changes_nothing(environ, path, capsys):
-    with TaskBudget(per_minute=20, per_day=500, storage=path) as budget:
+    with TaskBudget(per_minute=20, per_day=500, store=path) as budget:
         budget.check_all_limits(3)
         main(["budget"])
         assert budget.get_current_usage()["day"].used == 19
@@ -76,10 +76,10 @@ def test_the_command_changes_nothing(environ, path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "variables", "code", "message"),
     [
-        (["--storage", "missing.db"], {}, 2, "storage: missing.db does not exist"),
+        (["--store", "missing.db"], {}, 2, "store: missing.db does not exist"),
         ([], {"RATE_LIMIT_PER_DAY": "x", "RATE_LIMIT_STRATEGY": "y"}, 2, "2 settings of the budget are invalid"),
         (["--config", "missing.yaml"], {}, 2, "missing.yaml: "),
-        (["--storage", "."], {}, 2, "is a directory: expected the path of a file"),
+        (["--store", "."], {}, 2, "is a directory: expected the path of a file"),
     ],
 )
 def test_wrong_arguments_and_settings_are_reported(environ, capsys, arguments, variables, code, message):
@@ -91,7 +91,7 @@ def test_wrong_arguments_and_settings_are_reported(environ, capsys, arguments, v
 
 def test_the_command_repeats_with_watch(path, capsys):
     clock = ManualClock(start=START)
-    with TaskBudget(per_minute=10, storage=path, clock=clock) as budget:
+    with TaskBudget(per_minute=10, store=path, clock=clock) as budget:
         budget.record_completed_tasks(10)
         output = Output()
         watch(lambda: show(budget, output), output, 30.0, clock=clock, rounds=3)
@@ -108,7 +108,7 @@ def test_watching_on_a_terminal_redraws_in_place(path, capsys):
     clock = ManualClock(start=START)
     output = Output()
     output.live = True
-    with TaskBudget(per_minute=10, storage=path, clock=clock) as budget:
+    with TaskBudget(per_minute=10, store=path, clock=clock) as budget:
         watch(lambda: show(budget, output), output, 1.0, clock=clock, rounds=2)
     assert capsys.readouterr().out.count(CLEAR_SCREEN) == 2
 

@@ -19,7 +19,7 @@ def rows(path, sql):
 
 
 def test_threads_are_admitted_exactly_the_quota(path):
-    with TaskBudget(per_hour=100, per_day=300, storage=path) as budget:
+    with TaskBudget(per_hour=100, per_day=300, store=path) as budget:
 
         def work(number):
             done = 0
@@ -41,7 +41,7 @@ def test_threads_are_admitted_exactly_the_quota(path):
 
 @pytest.mark.usefixtures("switching")
 def test_threads_record_tasks_of_one_batch(path):
-    with TaskBudget(per_hour=5000, costs={"tokens": {"hour": 500_000}}, storage=path) as budget:
+    with TaskBudget(per_hour=5000, costs={"tokens": {"hour": 500_000}}, store=path) as budget:
         with budget.batch(1600, cost={"tokens": 160_000}) as batch, ThreadPoolExecutor(6) as pool:
             list(pool.map(lambda number: batch.record(task_ids=[str(number)], cost={"tokens": 90}), range(1500)))
             ((_, left),) = rows(path, OPEN)
@@ -54,7 +54,7 @@ def test_threads_record_tasks_of_one_batch(path):
 
 
 async def test_a_cancelled_check_is_not_charged(path):
-    async with AsyncTaskBudget(per_hour=1000, storage=path) as budget:
+    async with AsyncTaskBudget(per_hour=1000, store=path) as budget:
         for pause in range(12):
             check = asyncio.create_task(budget.check_all_limits(10))
             for _ in range(pause):
@@ -70,7 +70,7 @@ async def test_a_cancelled_check_is_not_charged(path):
 
 
 async def test_a_record_goes_on_when_its_task_is_cancelled(path):
-    async with AsyncTaskBudget(per_hour=1000, storage=path) as budget:
+    async with AsyncTaskBudget(per_hour=1000, store=path) as budget:
         for pause in range(6):
             await budget.check_all_limits(10)
             record = asyncio.create_task(budget.record_completed_tasks(7))
@@ -85,7 +85,7 @@ async def test_a_record_goes_on_when_its_task_is_cancelled(path):
 
 
 async def test_tasks_share_transactions(path):
-    async with AsyncTaskBudget(per_hour=1000, storage=path) as budget:
+    async with AsyncTaskBudget(per_hour=1000, store=path) as budget:
 
         async def work():
             result = await budget.check_all_limits(3)
@@ -97,7 +97,7 @@ async def test_tasks_share_transactions(path):
 
 async def test_batches_of_one_instant_are_told_apart(path, clock):
     """Checks that wait at the same time are decided in one transaction, at one instant."""
-    async with AsyncTaskBudget(per_day=1000, storage=path, clock=clock) as budget:
+    async with AsyncTaskBudget(per_day=1000, store=path, clock=clock) as budget:
         sizes = [1, 2, 3, 4, 5] * 4
         results = await asyncio.gather(*(budget.check_all_limits(size) for size in sizes))
         blocks = [budget.batch(size) for size in sizes]
@@ -121,7 +121,7 @@ def test_a_schedule_changes_concurrency(open_budget, path, scale):
         "concurrency": 5,
         "reserved": {"1": "50%"},
         "schedule": [{"load_above": 0.5, "scale": scale}],
-        "storage": str(path),
+        "store": str(path),
     }, load=lambda: 1.0)  # fmt: skip
     result = budget.check_all_limits(10)
     assert result.current_usage["concurrency"] == (1 if scale == "20%" else 10)

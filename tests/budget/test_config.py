@@ -23,15 +23,15 @@ schedule:
   - {load_above: 0.8, limits: {minute: 5, "day:usd_micros": 100}}
 strategy: fixed
 timezone: Europe/Berlin
-storage: limits.db
+store: limits.db
 name: nightly
 batch_ttl: 5m
 retention_days: 40
-on_database_error: local
+on_store_error: local
 deadline: 0.5
 milestones: [50, 90]
-webhook_url: https://example.com/hook
-webhook_secret: s3cret
+webhook: https://example.com/hook
+secret: s3cret
 """
 
 
@@ -51,7 +51,7 @@ def test_all_settings_of_a_file_are_read(tmp_path):
 
 
 def test_a_mapping_is_read_like_a_file(open_budget, path):
-    budget = open_budget({"tiers": {"day": 10}, "reserved": {1: "10%"}, "storage": str(path)})
+    budget = open_budget({"tiers": {"day": 10}, "reserved": {1: "10%"}, "store": str(path)})
     assert budget.check_all_limits(9)
     assert not budget.check_all_limits(1)
     assert budget.check_all_limits(1, priority=1)
@@ -90,7 +90,7 @@ def test_a_mapping_is_read_like_a_file(open_budget, path):
             "3: schedule[0]: unknown tier 'dai': the budget has day; did you mean 'day'?",
         ),
         ("batch_ttl: soon", "1: batch_ttl: expected a duration such as 10m, or a number of seconds, not 'soon'"),
-        ("webhook_url: example.com", "1: webhook_url: expected an http or https URL such as https://"),
+        ("webhook: example.com", "1: webhook: expected an http or https URL such as https://"),
     ],
 )
 def test_errors_name_file_line_and_field(tmp_path, text, message):
@@ -113,7 +113,7 @@ def test_errors_name_file_line_and_field(tmp_path, text, message):
         ({"per_day": 9, "reserved": {101: 0.5}}, "reserved: expected priorities up to 100"),
         ({"per_day": 1, "reserved": {1: 0.5}}, "reserved: the shares reserve all of 1 per day"),
         ({"types": {"a": {"day": 5}}, "costs": {"a": {"day": 5}}}, "types: 'a' is a task type and a unit of costs"),
-        ({"per_day": 1, "storage": ""}, "storage: expected the path of a file"),
+        ({"per_day": 1, "store": ""}, "store: expected the path of a file"),
         (
             {"per_day": 1, "strategy": "rollin"},
             "strategy: expected rolling or fixed, not 'rollin'; did you mean 'rolling'?",
@@ -123,14 +123,14 @@ def test_errors_name_file_line_and_field(tmp_path, text, message):
 )
 def test_wrong_settings_are_refused(options, message, path):
     with pytest.raises(ConfigError, match=message):
-        TaskBudget(**{"storage": path} | options)
+        TaskBudget(**{"store": path} | options)
 
 
 @pytest.mark.parametrize("kind", [TaskBudget, AsyncTaskBudget])
 @pytest.mark.parametrize("convert", [str, Path])
 async def test_the_first_argument_may_be_the_path_of_the_storage(kind, convert, tmp_path):
     budget = kind(convert(tmp_path / "x.db"), per_day=10)
-    assert str(budget.settings.storage) == str(tmp_path / "x.db")
+    assert str(budget.settings.store) == str(tmp_path / "x.db")
     result = budget.check_all_limits(1)
     assert (await result if kind is AsyncTaskBudget else result).allowed
     assert (tmp_path / "x.db").exists()
@@ -142,8 +142,8 @@ async def test_the_first_argument_may_be_the_path_of_the_storage(kind, convert, 
 @pytest.mark.parametrize(
     ("argument", "options", "message"),
     [
-        ("x.db", {"storage": "y.db"}, "storage: cannot be combined with a path as the first argument"),
-        (7, {}, "settings: expected BudgetSettings, or the path or URL of the storage, not 7"),
+        ("x.db", {"store": "y.db"}, "store: cannot be combined with a path as the first argument"),
+        (7, {}, "settings: expected BudgetSettings, or the path or URL of the store, not 7"),
     ],
 )
 def test_other_first_arguments_are_refused(argument, options, message):

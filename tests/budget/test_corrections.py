@@ -33,7 +33,7 @@ def redis_url():
 def file(request, tmp_path):
     storage = tmp_path / "rate_limits.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
     file = tmp_path / "budget.yaml"
-    file.write_text(f"{FILE}storage: {storage}\nname: {json.dumps(request.node.name)}\n")
+    file.write_text(f"{FILE}store: {storage}\nname: {json.dumps(request.node.name)}\n")
     return file
 
 
@@ -98,7 +98,7 @@ def test_running_batches_stay_counted(budget, file):
 
 
 def test_a_batch_that_left_the_window_of_a_tier_does_not_protect_it(clock, path):
-    with TaskBudget(per_minute=20, per_day=500, storage=path, clock=clock) as budget:
+    with TaskBudget(per_minute=20, per_day=500, store=path, clock=clock) as budget:
         budget.check_all_limits(10)
         clock.advance(61)
         budget.record_completed_tasks(8, result=budget.check_all_limits(8))
@@ -110,7 +110,7 @@ def test_a_batch_that_left_the_window_of_a_tier_does_not_protect_it(clock, path)
 @pytest.mark.parametrize("strategy", ["rolling", "fixed"])
 def test_shares_that_are_reserved_for_priorities_are_refunded_too(tmp_path, path, strategy):
     file = tmp_path / "budget.yaml"
-    file.write_text(f"tiers: {{day: 10}}\nreserved: {{1: 20%}}\nstrategy: {strategy}\nstorage: {path}\n")
+    file.write_text(f"tiers: {{day: 10}}\nreserved: {{1: 20%}}\nstrategy: {strategy}\nstore: {path}\n")
     with TaskBudget.from_config(file) as budget:
         budget.record_completed_tasks(8)
         assert not budget.check_all_limits(1)
@@ -129,10 +129,10 @@ def test_each_correction_is_in_the_audit_log(budget, file):
 
 
 def test_the_audit_log_is_not_in_the_view_of_the_document(tmp_path, path):
-    with TaskBudget(per_day=5, storage=path) as budget:
+    with TaskBudget(per_day=5, store=path) as budget:
         budget.record_completed_tasks(5)
     file = tmp_path / "budget.yaml"
-    file.write_text(f"tiers: {{day: 5}}\nstorage: {path}\n")
+    file.write_text(f"tiers: {{day: 5}}\nstore: {path}\n")
     assert correct(file, "refund", "2") == 0
     db = sqlite3.connect(path)
     assert db.execute("SELECT time_period, current_count FROM rate_limits").fetchall() == [("day", 3)]
@@ -141,7 +141,7 @@ def test_the_audit_log_is_not_in_the_view_of_the_document(tmp_path, path):
 
 def test_a_service_shows_the_corrections_of_its_budget(tmp_path, path):
     file = tmp_path / "budget.yaml"
-    file.write_text(f"tiers: {{day: 5}}\nstorage: {path}\n")
+    file.write_text(f"tiers: {{day: 5}}\nstore: {path}\n")
     with TaskBudget.from_config(file) as budget:
         budget.record_completed_tasks(5)
     with serving(tmp_path, "policies: {api: 2/1h}\n", "--budget", str(file)) as service:
@@ -190,8 +190,8 @@ def test_the_command_writes_json(budget, file, capsys):
         (["reset", "5"], "N: is an option of 'tidegate budget add' and 'tidegate budget refund'"),
         (["--reason", "x"], "--reason: is an option of 'tidegate budget add' and "),
         (["add", "5", "--watch"], "--watch: cannot be combined with add"),
-        (["add", "5", "--storage", "memory://"], "storage: counts in the memory of each process"),
-        (["add", "5", "--storage", "missing.db"], "storage: missing.db does not exist"),
+        (["add", "5", "--store", "memory://"], "store: counts in the memory of each process"),
+        (["add", "5", "--store", "missing.db"], "store: missing.db does not exist"),
     ],
 )
 def test_wrong_arguments_change_nothing(budget, file, capsys, arguments, message):
@@ -204,8 +204,8 @@ def test_wrong_arguments_change_nothing(budget, file, capsys, arguments, message
 
 def test_an_unavailable_storage_is_reported(tmp_path, capsys):
     file = tmp_path / "budget.yaml"
-    file.write_text("tiers: {day: 5}\nstorage: redis://:secret@127.0.0.1:1\ndeadline: 0.2\n")
+    file.write_text("tiers: {day: 5}\nstore: redis://:secret@127.0.0.1:1\ndeadline: 0.2\n")
     assert correct(file, "add", "5") == 3
-    assert "cannot reach the storage redis://…@127.0.0.1:1; nothing was changed" in capsys.readouterr().err
+    assert "cannot reach the store redis://…@127.0.0.1:1; nothing was changed" in capsys.readouterr().err
     assert correct(file) == 3
-    assert "cannot read the storage redis://…@127.0.0.1:1\n" in capsys.readouterr().err
+    assert "cannot read the store redis://…@127.0.0.1:1\n" in capsys.readouterr().err

@@ -134,7 +134,7 @@ def test_limits_by_load(open_budget, clock):
 def test_schedule_rules_in_a_file(open_budget, path, clock):
     config = {
         "tiers": {"minute": 20},
-        "storage": str(path),
+        "store": str(path),
         "timezone": "America/New_York",  # 11:06 there
         "schedule": [
             {"between": "9:00-17:00", "days": "mon-fri", "scale": "50%"},
@@ -173,7 +173,7 @@ def test_all_tiers_are_decided_in_one_transaction(path):
     clock = ManualClock(start=START)
     options = {
         "per_minute": 20, "per_month": 7500, "concurrency": 20, "types": {"a": {"day": 15}},
-        "costs": {"tokens": {"hour": 1000}}, "reserved": {1: 0.1}, "storage": path, "clock": clock,
+        "costs": {"tokens": {"hour": 1000}}, "reserved": {1: 0.1}, "store": path, "clock": clock,
     }  # fmt: skip
     with TaskBudget(**options) as budget:
         before = budget.operations.store.metrics()["transactions"]
@@ -186,7 +186,7 @@ def test_all_tiers_are_decided_in_one_transaction(path):
 def test_a_rule_for_the_load_needs_a_function_that_returns_it(open_budget, path):
     with pytest.raises(ConfigError, match=r"the rule 'busy' has load_above, .* pass load="):
         open_budget(per_minute=20, schedule=(BUSY,))
-    settings = BudgetSettings(per_minute=20, schedule=(BUSY,), storage=path)
+    settings = BudgetSettings(per_minute=20, schedule=(BUSY,), store=path)
     TaskBudget(settings, load=lambda: 0.9).close()
     with TaskBudget.to_read(settings) as shown:  # a view assumes no load
         assert shown.get_current_usage()["minute"].quota == 20

@@ -50,7 +50,7 @@ def test_only_short_term_limits_stay_in_force(open_budget, path):
     ],
 )
 def test_one_log_line_says_what_holds_while_the_database_is_lost(open_budget, path, caplog, mode, description):
-    budget = open_budget(per_minute=10, per_day=50, deadline=0.3, on_database_error=mode)
+    budget = open_budget(per_minute=10, per_day=50, deadline=0.3, on_store_error=mode)
     budget.check_all_limits(1)
     caplog.clear()
     with locked(path):
@@ -114,7 +114,7 @@ def test_a_budget_can_be_opened_while_the_database_is_lost(open_budget, path):
 
 
 def test_checks_are_denied_if_configured(open_budget, path):
-    budget = open_budget(per_minute=5, deadline=0.3, on_database_error="deny")
+    budget = open_budget(per_minute=5, deadline=0.3, on_store_error="deny")
     assert budget.check_all_limits(1)
     with locked(path):
         denied = budget.check_all_limits(1)
@@ -127,7 +127,7 @@ def test_checks_are_denied_if_configured(open_budget, path):
 
 def test_the_local_share_decides_if_configured(open_budget, path):
     """This process is the only one: its share is the limit. What it admits is charged when the database is back."""
-    budget = open_budget(per_minute=100, deadline=0.3, on_database_error="local")
+    budget = open_budget(per_minute=100, deadline=0.3, on_store_error="local")
     result = budget.check_all_limits(10)
     wait_until(lambda: budget.operations.store.metrics()["processes"] == 1, "the processes are counted")
     with locked(path):

@@ -25,7 +25,7 @@ def command_options():
 
 def metric_labels():
     """Return the labels of every metric that a budget has."""
-    with TaskBudget(per_minute=1, storage="memory://") as opened:
+    with TaskBudget(per_minute=1, store="memory://") as opened:
         return {
             family.name: {label for _, labels, _ in family.samples for label in labels} - {"le"}
             for family in metrics.read_metrics(opened.operations)

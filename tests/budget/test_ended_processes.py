@@ -54,7 +54,7 @@ def open_budget(storage, number, holder):
 
         def open_one():
             name = f"shared-{number}"
-            return opened.enter_context(TaskBudget(**programs.SHARED_TIERS, storage=storage, name=name, deadline=5.0))
+            return opened.enter_context(TaskBudget(**programs.SHARED_TIERS, store=storage, name=name, deadline=5.0))
 
         yield open_one
 
@@ -117,7 +117,7 @@ def test_a_suspended_process_that_was_taken_for_ended_returns_nothing_twice(open
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_a_batch_that_others_returned_is_charged_when_it_is_recorded(storage, monkeypatch, kind):
     """The first budget misses its renewals: its thread waits for longer than the lease that it wrote."""
-    options = {"per_day": 100, "storage": storage, "deadline": 5.0, "name": f"late-{kind}"}
+    options = {"per_day": 100, "store": storage, "deadline": 5.0, "name": f"late-{kind}"}
     monkeypatch.setattr(open_values, "LEASE_SECONDS", 0.05)
     monkeypatch.setattr(open_values, "RENEWALS_PER_LEASE", 0.0001)
     with asyncio.Runner() as runner:
@@ -131,7 +131,7 @@ def test_a_batch_that_others_returned_is_charged_when_it_is_recorded(storage, mo
 
 
 def test_many_batches_of_several_threads_are_settled(storage):
-    options = {"per_day": 1000, "storage": storage, "deadline": 5.0, "name": "many"}
+    options = {"per_day": 1000, "store": storage, "deadline": 5.0, "name": "many"}
     with TaskBudget(**options) as budget, ThreadPoolExecutor(8) as threads:
         results = list(threads.map(budget.check_all_limits, [1 + number % 3 for number in range(90)]))
         assert all(result.allowed and not result.local for result in results)
@@ -153,6 +153,6 @@ def test_a_cluster_returns_batches(monkeypatch):
         assert server.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383").startswith(b"+OK")
         url = f"redis+cluster://127.0.0.1:{server.port}?deadline=5"
         wait_until(lambda: b"cluster_state:ok" in server.ask("CLUSTER", "INFO"), "the cluster is ready")
-        with TaskBudget(per_day=10, storage=url) as ended, TaskBudget(per_day=10, storage=url) as budget:
+        with TaskBudget(per_day=10, store=url) as ended, TaskBudget(per_day=10, store=url) as budget:
             assert ended.check_all_limits(2).local is False
             wait_until(lambda: used(budget) == {"day": 0}, "the batch is returned")

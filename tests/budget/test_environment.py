@@ -90,8 +90,8 @@ def test_one_error_lists_every_wrong_variable(environ):
         "RATE_LIMIT_STRATEGY": "sliding",
         "RATE_LIMIT_TIMEZONE": "Mars/Olympus",
         "RATE_LIMIT_BATCH_TTL": "soon",
-        "RATE_LIMIT_ON_DATABASE_ERROR": "panic",
-        "RATE_LIMIT_WEBHOOK_URL": "ftp://example.com",
+        "RATE_LIMIT_ON_STORE_ERROR": "panic",
+        "RATE_LIMIT_WEBHOOK": "ftp://example.com",
         "CONCURRENCY_LIMIT": "many",
         "RATE_LIMIT_CONFIG": "there is no such file.yaml",
     }
@@ -101,10 +101,7 @@ def test_one_error_lists_every_wrong_variable(environ):
     assert lines[0] == f"{len(wrong)} settings of the budget are invalid:"
     assert sorted(line.split(":")[0].strip() for line in lines[1:]) == sorted(wrong)
     messages = dict(line.strip().split(": ", 1) for line in lines[1:])
-    assert (
-        messages["RATE_LIMIT_PER_MINUTE"]
-        == "expected an integer of at least 1, not 'twenty'; leave it out for no limit"
-    )
+    assert messages["RATE_LIMIT_PER_MINUTE"] == "expected an integer of at least 1, not 'twenty'"
     assert messages["RATE_LIMIT_STRATEGY"] == "expected rolling or fixed, not 'sliding'"
 
 
@@ -169,7 +166,7 @@ def test_a_tier_without_effect_is_logged(environ, caplog):
 
 def test_the_file_can_enable_the_budget(tmp_path, path):
     file = tmp_path / "budget.yaml"
-    file.write_text(f"enabled: true\ntiers: {{minute: 7}}\nstorage: {path}\n")
+    file.write_text(f"enabled: true\ntiers: {{minute: 7}}\nstore: {path}\n")
     assert read_environment({CONFIG_VARIABLE: str(file)}).enabled
     assert not read_environment({CONFIG_VARIABLE: str(file), "RATE_LIMIT_ENABLED": "no"}).enabled
 
@@ -195,10 +192,10 @@ def test_known_variables_are_not_warned_about(open_budget, environ, caplog):
 def test_secrets_and_urls_may_be_in_files(environ, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("a secret of a webhook\n", encoding="utf-8")
-    values = {"RATE_LIMIT_WEBHOOK_URL": "http://127.0.0.1:9/", "RATE_LIMIT_WEBHOOK_SECRET_FILE": str(secret)}
-    assert read_environment({**environ, **values}).webhook_secret == "a secret of a webhook"  # noqa: S105 - of a test
-    both = {**values, "RATE_LIMIT_WEBHOOK_SECRET": "another secret of it"}
-    with pytest.raises(ConfigError, match="RATE_LIMIT_WEBHOOK_SECRET_FILE: cannot be combined with RATE"):
+    values = {"RATE_LIMIT_WEBHOOK": "http://127.0.0.1:9/", "RATE_LIMIT_SECRET_FILE": str(secret)}
+    assert read_environment({**environ, **values}).secret == "a secret of a webhook"  # noqa: S105 - of a test
+    both = {**values, "RATE_LIMIT_SECRET": "another secret of it"}
+    with pytest.raises(ConfigError, match="RATE_LIMIT_SECRET_FILE: cannot be combined with RATE"):
         read_environment({**environ, **both})
     missing = {"RATE_LIMIT_STORAGE_PATH_FILE": str(tmp_path / "missing"), "RATE_LIMIT_PER_DAY": "none"}
     without = {name: value for name, value in environ.items() if name != "RATE_LIMIT_STORAGE_PATH"}
@@ -216,7 +213,7 @@ def test_a_path_alone_reads_the_environment(environ, monkeypatch, tmp_path, kind
     monkeypatch.setenv("RATE_LIMIT_STORAGE_PATH", str(tmp_path / "other.db"))
     settings = settings_of(kind(tmp_path / "x.db"))
     assert (settings.enabled, settings.per_minute, settings.per_month) == (True, 20, 7500)
-    assert settings.storage == tmp_path / "x.db"
+    assert settings.store == tmp_path / "x.db"
     assert not (tmp_path / "other.db").exists()
     replaced = settings_of(kind(str(tmp_path / "x.db"), per_day=3))
     assert replaced.per_minute is None  # settings of the call replace them all

@@ -48,7 +48,7 @@ async def test_a_scheduler_stays_within_its_budget(path, clock):
         clock.advance(seconds)
 
     with TaskServer(some_tasks(50)) as server:
-        settings = {"per_minute": 20, "per_hour": 45, "concurrency": 5, "storage": path, "clock": clock}
+        settings = {"per_minute": 20, "per_hour": 45, "concurrency": 5, "store": path, "clock": clock}
         async with AsyncTaskBudget(**settings) as budget:
             await TaskScheduler(server.url, budget, work, sleep=sleep).run(poll_every=60)
             usage = await budget.get_current_usage()

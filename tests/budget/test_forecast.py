@@ -18,7 +18,7 @@ def read_forecast(budget, clock):
 @pytest.fixture
 def budget(path, clock):
     tiers = {"per_minute": 100, "per_hour": 60, "per_day": 500, "per_month": 40_000}
-    with TaskBudget(**tiers, storage=path, clock=clock) as budget:
+    with TaskBudget(**tiers, store=path, clock=clock) as budget:
         yield budget
 
 
@@ -49,7 +49,7 @@ def test_a_rolling_tier_runs_out_if_it_fills_faster_than_it_expires(budget, cloc
 
 def test_a_fixed_window_runs_out_only_before_its_end(path):
     clock = ManualClock(start=START)  # 15:06:40
-    options = {"per_hour": 1000, "per_day": 120, "per_month": 40_000, "strategy": "fixed", "storage": path}
+    options = {"per_hour": 1000, "per_day": 120, "per_month": 40_000, "strategy": "fixed", "store": path}
     with TaskBudget(**options, clock=clock) as budget:
         budget.record_completed_tasks(40)
         forecasts = read_forecast(budget, clock)
@@ -61,7 +61,7 @@ def test_a_fixed_window_runs_out_only_before_its_end(path):
 
 def test_each_unit_has_its_own_pace(path, clock):
     tiers = {"per_hour": 60, "costs": {"tokens": {"hour": 10_000, "day": 50_000}}, "concurrency": 5}
-    with TaskBudget(**tiers, storage=path, clock=clock) as budget:
+    with TaskBudget(**tiers, store=path, clock=clock) as budget:
         budget.record_completed_tasks(2, cost={"tokens": 9000})
         forecasts = read_forecast(budget, clock)
         assert set(forecasts) == {"hour", "hour:tokens", "day:tokens"}

@@ -22,7 +22,7 @@ def errors(caplog):
 
 
 def test_a_removed_database_is_an_outage_until_it_is_restored(open_budget, path, caplog, tmp_path):
-    with TaskBudget(per_minute=40, per_month=100, storage=path) as other:
+    with TaskBudget(per_minute=40, per_month=100, store=path) as other:
         other.record_completed_tasks(2)
     backup = tmp_path / "backup"
     backup.write_bytes(path.read_bytes())
@@ -57,7 +57,7 @@ def test_a_replaced_database_is_logged_and_counted_as_lost(open_budget, path, ca
     budget = open_budget(per_month=100, deadline=0.3)
     if before != "opened":
         getattr(budget, {"recorded": "record_completed_tasks", "checked": "check_all_limits"}[before])(32)
-    with TaskBudget(per_month=100, storage=tmp_path / "other.db") as other:
+    with TaskBudget(per_month=100, store=tmp_path / "other.db") as other:
         other.check_all_limits(1)
     remove(path)
     (tmp_path / "other.db").replace(path)
@@ -89,7 +89,7 @@ def test_a_service_that_only_reads_creates_no_database(tmp_path):
         until(lambda: connected(service) is False, "the missing database is reported")
         assert "rate_limit_database_up 0" in service.get("/metrics").text
         assert not path.parent.exists()
-        with TaskBudget(per_day=500, storage=path) as budget:
+        with TaskBudget(per_day=500, store=path) as budget:
             budget.record_completed_tasks(3)
             until(lambda: connected(service) is True, "the database is used once a program has created it")
             assert 'rate_limit_current_usage{period="day"} 3' in service.get("/metrics").text

@@ -79,7 +79,7 @@ def test_every_metric_is_in_the_module_docstring(open_budget, registry):
 
 
 def test_prometheus_scrapes_the_metrics(tmp_path, path, clock, registry):
-    with TaskBudget(per_minute=20, per_hour=100, per_day=500, storage=path, clock=clock) as budget:
+    with TaskBudget(per_minute=20, per_hour=100, per_day=500, store=path, clock=clock) as budget:
         registry.register(BudgetCollector(budget))
         promtool("check", "metrics", text=generate_latest(registry))
         budget.check_all_limits(15)

@@ -69,7 +69,7 @@ def test_two_hundred_kills_lose_and_duplicate_no_task(path):
 def test_reservations_of_a_killed_process_are_returned_after_its_lease(path):
     holder = start("hold", path, 5)
     assert holder.stdout.readline() == "true\n"
-    with TaskBudget(per_day=programs.QUOTA, concurrency=5, storage=path) as budget:
+    with TaskBudget(per_day=programs.QUOTA, concurrency=5, store=path) as budget:
         denied = budget.check_all_limits(1)
         assert (denied.tier, denied.current_usage) == ("concurrency", {"day": 5, "concurrency": 5})
         holder.kill()

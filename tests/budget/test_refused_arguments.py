@@ -11,7 +11,7 @@ def test_a_result_of_another_budget_is_refused(open_budget, tmp_path):
     """It was settled in the wrong database: completed tasks were not counted, and others were refunded."""
     budget = open_budget(per_day=50)
     budget.record_completed_tasks(7)
-    with TaskBudget(per_day=50, storage=tmp_path / "other.db") as other:
+    with TaskBudget(per_day=50, store=tmp_path / "other.db") as other:
         result = other.check_all_limits(2)
         for call in (lambda: budget.record_completed_tasks(1, result=result), lambda: budget.cancel(result)):
             with pytest.raises(ConfigError, match=r"result: it is of the budget tasks in .*other\.db: give it to"):

@@ -24,7 +24,7 @@ def write(file, path):
     """Write the file of the budget."""
 
     def write_file(text):
-        file.write_text(f"{text}\nstorage: {path}\n")
+        file.write_text(f"{text}\nstore: {path}\n")
 
     return write_file
 

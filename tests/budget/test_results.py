@@ -53,7 +53,7 @@ def test_as_many_tasks_fit_as_the_smallest_tier_has_left(open_budget):
 
 
 def test_nothing_fits_if_every_check_is_denied(open_budget, path):
-    budget = open_budget(per_minute=20, on_database_error="deny", deadline=0.3, clock=ManualClock(start=START))
+    budget = open_budget(per_minute=20, on_store_error="deny", deadline=0.3, clock=ManualClock(start=START))
     budget.check_all_limits(1)
     path.unlink()
     assert budget.check_all_limits(2).fits == 0

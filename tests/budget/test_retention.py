@@ -75,7 +75,7 @@ def test_the_file_stays_small_in_a_year_of_100_000_tasks_a_month(path):
     tiers = {"per_minute": 5000, "per_hour": 5000, "per_day": 5000, "per_week": 30_000, "per_month": 110_000}
     a_day = 100_000 // 30 // batch
     sizes = []
-    with TaskBudget(**tiers, storage=path, clock=clock) as budget:
+    with TaskBudget(**tiers, store=path, clock=clock) as budget:
         for day in range(YEAR):
             for number in range(a_day):
                 assert budget.check_all_limits(batch)

@@ -41,7 +41,7 @@ def test_usage_denials_and_waits_match_a_plain_list(steps):
     quotas = {"minute": 9, "hour": 14, "day": 20, "week": 28, "month": 40}
     clock, oracle = ManualClock(start=START), Oracle(quotas)
     tiers = {f"per_{tier}": quota for tier, quota in quotas.items()}
-    with TaskBudget(**tiers, storage="memory://", clock=clock) as budget:
+    with TaskBudget(**tiers, store="memory://", clock=clock) as budget:
         for pause, tasks, done, checks in steps:
             clock.advance(pause)
             now = clock.ns() // 1000
@@ -65,7 +65,7 @@ def test_usage_denials_and_waits_match_a_plain_list(steps):
 
 def test_a_month_of_more_than_a_hundred_thousand_tasks_is_exact(path):
     clock = ManualClock(start=START)
-    with TaskBudget(per_month=120_000, storage=path, clock=clock) as budget:
+    with TaskBudget(per_month=120_000, store=path, clock=clock) as budget:
         for _ in range(300):
             assert budget.check_all_limits(400)
             budget.record_completed_tasks(400)

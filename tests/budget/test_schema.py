@@ -27,7 +27,7 @@ def count_call(path, clock):
 
 def use_budget(path, clock):
     """Record a task in the file, and return the usage."""
-    with TaskBudget(**TIERS, storage=path, clock=clock) as budget:
+    with TaskBudget(**TIERS, store=path, clock=clock) as budget:
         assert budget.check_all_limits(2)
         budget.record_completed_tasks(1)
         return used(budget)

@@ -29,7 +29,7 @@ def instances(request, storage):
     with asyncio.Runner() as runner:
 
         def start(**options):
-            options = {"storage": storage, "name": request.node.name, **options}
+            options = {"store": storage, "name": request.node.name, **options}
             kind = KINDS[request.param]
             opened.append(
                 kind(**options) if request.param == "threads" else BlockingBudget(runner, lambda: kind(**options))
@@ -86,9 +86,9 @@ def test_tasks_recorded_while_redis_is_down_are_charged_later(kind):
     with ValkeyServer(None, "--appendonly", "yes", "--appendfsync", "always") as server, asyncio.Runner() as runner:
         budget_type = KINDS[kind]
         budget = (
-            budget_type(**settings, storage=server.url)
+            budget_type(**settings, store=server.url)
             if kind == "threads"
-            else BlockingBudget(runner, lambda: budget_type(**settings, storage=server.url))
+            else BlockingBudget(runner, lambda: budget_type(**settings, store=server.url))
         )
         reserved = budget.check_all_limits(10)
         server.kill()

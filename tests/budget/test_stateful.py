@@ -50,7 +50,7 @@ class Batches(RuleBasedStateMachine):
 
     def start(self):
         path = f"{self.folder.name}/limits.db"
-        self.budget = TaskBudget(per_minute=12, per_day=30, batch_ttl=TTL / 1e6, storage=path, clock=self.clock)
+        self.budget = TaskBudget(per_minute=12, per_day=30, batch_ttl=TTL / 1e6, store=path, clock=self.clock)
 
     def teardown(self):
         self.budget.close()

@@ -49,7 +49,7 @@ def text_file(path):
 
 
 def newer_version(path):
-    with TaskBudget(per_day=5, storage=path):
+    with TaskBudget(per_day=5, store=path):
         pass
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 99")
@@ -86,12 +86,12 @@ def environment(path):
 def test_every_way_to_open_a_budget_refuses_a_wrong_path(open_budget, wrong, tmp_path):
     path, message = wrong
     config = tmp_path / "budget.yaml"
-    config.write_text(f"tiers: {{day: 5}}\nstorage: {path}\n")
+    config.write_text(f"tiers: {{day: 5}}\nstore: {path}\n")
     ways = (
-        (lambda: open_budget(per_day=5, storage=path), "storage"),
-        (lambda: open_budget(per_day=5, storage=f"sqlite:///{path}"), "storage"),
+        (lambda: open_budget(per_day=5, store=path), "store"),
+        (lambda: open_budget(per_day=5, store=f"sqlite:///{path}"), "store"),
         (lambda: open_budget(environment(path)), "RATE_LIMIT_STORAGE_PATH"),
-        (lambda: open_budget(str(config)), "storage"),
+        (lambda: open_budget(str(config)), "store"),
     )
     for start, field in ways:
         with pytest.raises(ConfigError) as caught:
@@ -104,7 +104,7 @@ def test_every_way_to_open_a_budget_refuses_a_wrong_path(open_budget, wrong, tmp
 def test_the_commands_refuse_a_wrong_path(wrong, tmp_path, capsys):
     path, message = wrong
     config = tmp_path / "budget.yaml"
-    config.write_text(f"tiers: {{day: 5}}\nstorage: {path}\n")
+    config.write_text(f"tiers: {{day: 5}}\nstore: {path}\n")
     assert main(["validate", str(config)]) == 2
     assert message in capsys.readouterr().err
     service = tmp_path / "service.yaml"
@@ -119,7 +119,7 @@ def test_the_commands_refuse_a_wrong_path(wrong, tmp_path, capsys):
 
 def test_validate_and_doctor_create_nothing(tmp_path, capsys):
     config, folder = tmp_path / "budget.yaml", tmp_path / "data"
-    config.write_text(f"tiers: {{day: 5}}\nstorage: {folder / 'x.db'}\n")
+    config.write_text(f"tiers: {{day: 5}}\nstore: {folder / 'x.db'}\n")
     assert main(["validate", str(config)]) == 0
     service = tmp_path / "service.yaml"
     service.write_text(f"policies: {{api: 2/1h}}\nbudget: {config}\nlisten: 127.0.0.1:0\n")
@@ -132,9 +132,9 @@ def test_validate_and_doctor_create_nothing(tmp_path, capsys):
 def test_the_folder_and_the_file_are_created_when_the_budget_is_opened(open_budget, tmp_path, way):
     path = tmp_path / "a" / "b" / "rate_limits.db"
     config = tmp_path / "budget.yaml"
-    config.write_text(f"tiers: {{day: 5}}\nstorage: {path}\n")
+    config.write_text(f"tiers: {{day: 5}}\nstore: {path}\n")
     if way == "arguments":
-        open_budget(per_day=5, storage=path)
+        open_budget(per_day=5, store=path)
     else:
         open_budget(environment(path) if way == "environment" else str(config))
     assert path.exists()
@@ -199,9 +199,9 @@ def test_a_database_of_the_document_passes_validation_unchanged(document, tmp_pa
     path = document([HOURS])
     before = path.read_bytes()
     config = tmp_path / "budget.yaml"
-    config.write_text(f"tiers: {{day: 5}}\nstorage: {path}\n")
+    config.write_text(f"tiers: {{day: 5}}\nstore: {path}\n")
     assert main(["validate", str(config)]) == 0
-    with TaskBudget.to_read(TaskBudget(per_day=5, enabled=False, storage=path).settings) as reader:
+    with TaskBudget.to_read(TaskBudget(per_day=5, enabled=False, store=path).settings) as reader:
         assert reader.get_current_usage() == {}
     assert path.read_bytes() == before
 
@@ -209,7 +209,7 @@ def test_a_database_of_the_document_passes_validation_unchanged(document, tmp_pa
 def test_a_reader_does_not_import_a_database_of_the_document(document):
     path = document([HOURS])
     before = path.read_bytes()
-    settings = TaskBudget(per_day=5, storage="memory://").settings
-    with TaskBudget.to_read(replace(settings, storage=path), clock=ManualClock(start=START)) as reader:
+    settings = TaskBudget(per_day=5, store="memory://").settings
+    with TaskBudget.to_read(replace(settings, store=path), clock=ManualClock(start=START)) as reader:
         assert reader.health()["database"]["connected"] is False
     assert path.read_bytes() == before

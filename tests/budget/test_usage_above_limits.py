@@ -23,7 +23,7 @@ def open_shared(request, storage):  # noqa: F811 - the fixture
     with asyncio.Runner() as runner:
 
         def start(**options):
-            options = {"storage": storage, "name": request.node.name, **options}
+            options = {"store": storage, "name": request.node.name, **options}
             kind = KINDS[request.param]
             budget = kind(**options) if request.param == "threads" else BlockingBudget(runner, lambda: kind(**options))
             opened.append(budget)

@@ -25,7 +25,7 @@ def use_other_keys(store, clock):
 
 def test_each_row_says_which_budget_it_belongs_to(path, clock):
     for name, tasks in (("embeddings", 2), ("chat: team <a>", 5)):
-        with TaskBudget(per_minute=20, per_day=500, name=name, storage=path, clock=clock) as budget:
+        with TaskBudget(per_minute=20, per_day=500, name=name, store=path, clock=clock) as budget:
             budget.record_completed_tasks(tasks)
     with Limiter("5/1m sliding_log", name="other", store=SQLiteStore(path), clock=clock) as limiter:
         limiter.try_acquire("k")
@@ -39,26 +39,26 @@ def test_each_row_says_which_budget_it_belongs_to(path, clock):
 
 
 def test_the_rows_of_an_idle_budget_are_kept(path, clock):
-    with TaskBudget(per_minute=20, per_month=7500, name="idle", storage=path, clock=clock) as budget:
+    with TaskBudget(per_minute=20, per_month=7500, name="idle", store=path, clock=clock) as budget:
         budget.record_completed_tasks(3)
     before = read(path, "*")
     clock.advance(MONTHS)
     use_other_keys(SQLiteStore(path), clock)
-    with TaskBudget(per_minute=20, name="busy", storage=path, clock=clock) as budget:
+    with TaskBudget(per_minute=20, name="busy", store=path, clock=clock) as budget:
         for _ in range(CALLS_BETWEEN_SWEEPS + 2):
             budget.record_completed_tasks(1)
     assert [row for row in read(path, "*") if row[-1] == "idle"] == before
-    with TaskBudget(per_minute=20, per_month=7500, name="idle", storage=path, clock=clock) as budget:
+    with TaskBudget(per_minute=20, per_month=7500, name="idle", store=path, clock=clock) as budget:
         assert budget.get_current_usage()["month"].used == 0
 
 
 def test_the_row_of_a_file_of_an_earlier_version_is_kept_too(path, clock):
-    with TaskBudget(per_minute=20, name="idle", storage=path, clock=clock) as budget:
+    with TaskBudget(per_minute=20, name="idle", store=path, clock=clock) as budget:
         budget.record_completed_tasks(3)
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE state SET due = updated + 60000000")
     clock.advance(MONTHS)
-    with TaskBudget(per_minute=20, name="busy", storage=path, clock=clock) as budget:
+    with TaskBudget(per_minute=20, name="busy", store=path, clock=clock) as budget:
         for _ in range(CALLS_BETWEEN_SWEEPS + 2):
             budget.record_completed_tasks(1)
     assert ("idle", "minute", 3) in read(path)
@@ -66,13 +66,13 @@ def test_the_row_of_a_file_of_an_earlier_version_is_kept_too(path, clock):
 
 def test_a_tier_without_permits_has_a_row(path, clock):
     options = {"per_minute": 20, "per_day": 500, "costs": {"tokens": {"day": 1000}}}
-    with TaskBudget(**options, storage=path, clock=clock) as budget:
+    with TaskBudget(**options, store=path, clock=clock) as budget:
         budget.record_completed_tasks(1)
         assert sorted(read(path)) == [("tasks", "day", 1), ("tasks", "day:tokens", 0), ("tasks", "minute", 1)]
 
 
 def test_a_budget_whose_tasks_were_all_returned_has_rows(path, clock):
-    with TaskBudget(per_minute=20, per_day=500, reserved={1: 0.2}, storage=path, clock=clock) as budget:
+    with TaskBudget(per_minute=20, per_day=500, reserved={1: 0.2}, store=path, clock=clock) as budget:
         budget.cancel(budget.check_all_limits(4))
         clock.advance(5)
         budget.cancel(budget.check_all_limits(4))

@@ -91,7 +91,7 @@ def test_denials_are_logged_when_they_start(open_budget, messages, clock):
 
 
 def test_warnings_are_posted_and_signed(open_budget, receiver, path):
-    budget = open_budget(per_hour=10, webhook_url=receiver.url, webhook_secret="s3cret", deadline=0.3)  # noqa: S106 - of a test
+    budget = open_budget(per_hour=10, webhook=receiver.url, secret="s3cret", deadline=0.3)  # noqa: S106 - of a test
     budget.check_all_limits(8)
     budget.check_all_limits(8)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -147,7 +147,7 @@ def test_a_warning_is_dropped_after_the_last_retry(receiver, messages):
 
 def test_a_hanging_receiver_does_not_delay_checks(open_budget, receiver):
     receiver.may_respond.clear()
-    budget = open_budget(per_minute=1000, webhook_url=receiver.url, milestones=(1,))
+    budget = open_budget(per_minute=1000, webhook=receiver.url, milestones=(1,))
     webhook = budget.operations.webhook
     for _ in range(MAX_QUEUED_WARNINGS + 50):  # denials start again in each round
         assert budget.check_all_limits(10)

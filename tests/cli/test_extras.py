@@ -34,7 +34,7 @@ def test_a_missing_extra_is_named(module, arguments, message, monkeypatch, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [["budget", "--storage", "none.db"], ["validate", "none.yaml"]])
+@pytest.mark.parametrize("arguments", [["budget", "--store", "none.db"], ["validate", "none.yaml"]])
 def test_commands_that_need_no_extra(arguments, tmp_path):
     """In a process of its own: in this one, the packages are already imported."""
     missing = (

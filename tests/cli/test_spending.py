@@ -146,7 +146,7 @@ def test_two_ledgers_are_summed(ledger, tmp_path, capsys):
 
 def test_task_budgets_are_reported_alike(ledger, tmp_path, capsys):
     costs = {"usd_micros": {"day": 5_000_000}}
-    with TaskBudget(per_day=100, costs=costs, storage=tmp_path / "tasks.db", ledger=ledger) as budget:
+    with TaskBudget(per_day=100, costs=costs, store=tmp_path / "tasks.db", ledger=ledger) as budget:
         result = budget.check_all_limits(10, task_type="embedding", cost={"usd_micros": 300_000})
         budget.record_completed_tasks(9, cost={"usd_micros": 271_500}, result=result)
         budget.record_completed_tasks(2)

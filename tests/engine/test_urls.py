@@ -88,7 +88,7 @@ def test_urls_within_a_message_are_redacted():
         *((open_guarded, scheme) for scheme in ("redis", "redis+cluster", "postgresql", "sqlite", "memory", "x")),
         *((open_bus, scheme) for scheme in BUSES),
         (lambda url: Limiter("1/1m", store=url), "redis"),
-        (lambda url: TaskBudget(per_day=1, storage=url), "postgresql"),
+        (lambda url: TaskBudget(per_day=1, store=url), "postgresql"),
         (lambda url: SwarmLimiter(bus=url, agent_id="a"), "nats"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_url_in_a_settings_error_is_redacted():
 def test_no_repr_shows_a_password():
     url = "https://user:hunter2@host/?token=hunter2"
     source = read_source({"name": "a", "url": url, "interval": "1h", "to": {"webhook": url}})
-    storage = {"storage": "redis://user:hunter2@host", "webhook_url": url, "webhook_secret": "hunter2"}
+    storage = {"store": "redis://user:hunter2@host", "webhook": url, "secret": "hunter2"}
     budget = BudgetSettings(per_day=1, **storage)
     service = load_settings({"store": "redis://user:hunter2@host", "bus": "nats://user:hunter2@host"})
     target = read_target("postgresql://user:hunter2@host/db")

@@ -30,7 +30,7 @@ def variables(tmp_path):
 
 def test_metrics_and_health_of_a_budget(tmp_path, variables):
     with (
-        closing(TaskBudget(per_minute=20, per_day=500, storage=variables["RATE_LIMIT_STORAGE_PATH"])) as budget,
+        closing(TaskBudget(per_minute=20, per_day=500, store=variables["RATE_LIMIT_STORAGE_PATH"])) as budget,
         serving(tmp_path, "policies: {api: 2/1h}\n", "--budget", "true", **variables) as service,
     ):
         budget.record_completed_tasks(25)
@@ -50,7 +50,7 @@ def test_metrics_and_health_of_a_budget(tmp_path, variables):
 def test_every_worker_reports_the_budget(tmp_path, variables):
     flags = ("--budget", "true", "--workers", "3", "--store", f"sqlite:///{tmp_path / 'limits.db'}?deadline=20s")
     with (
-        closing(TaskBudget(per_minute=20, per_day=500, storage=variables["RATE_LIMIT_STORAGE_PATH"])) as budget,
+        closing(TaskBudget(per_minute=20, per_day=500, store=variables["RATE_LIMIT_STORAGE_PATH"])) as budget,
         serving(tmp_path, "policies: {api: 2/1h}\n", *flags, **variables) as service,
     ):
         budget.record_completed_tasks(25)

@@ -164,7 +164,7 @@ def test_a_misconfigured_component_is_refused_before_the_start(tmp_path, capfd, 
 
 
 def test_the_overview_shows_a_budget(tmp_path):
-    write(tmp_path / "budget.yaml", f"name: nightly\ntiers: {{day: 50}}\nstorage: {tmp_path / 'budget.db'}\n")
+    write(tmp_path / "budget.yaml", f"name: nightly\ntiers: {{day: 50}}\nstore: {tmp_path / 'budget.db'}\n")
     with serving(tmp_path, "budget: budget.yaml\n") as service:
         panel = service.get("/v1/overview").json()["panels"]["budgets"]
         assert [budget["note"] for budget in panel] == ["nothing was counted yet"]  # it creates no file

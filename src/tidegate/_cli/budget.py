@@ -47,19 +47,21 @@ BAR_WIDTH: Final = 30
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the storage and the display of the budget."""
+    """Add the options for the store and the display of the budget."""
     parser.description = (
         "Show the tiers (the limits per minute, hour, day, week and month) of the task budget configured by "
         "RATE_LIMIT_* variables or by a file. With --by, sum the costs in a ledger; with --providers, show the "
         "spending ceilings. With an action, correct the counts of the tiers: add, refund and reset refund tasks that "
-        "were counted, the latest ones first, and write a line to the audit log in the storage. They refund at most "
+        "were counted, the latest ones first, and write a line to the audit log in the store. They refund at most "
         "what a tier has counted, and not what running batches have reserved. So add cannot raise a limit: a tier of "
         "500 with 30 used has 500 left after 'add 50', and the output says that it refunded 30."
     )
     budget_corrections.add_options(parser)
     parser.add_argument("--config", metavar="FILE", help="a YAML file, used instead of the variables")
     parser.add_argument(
-        "--storage", metavar="PATH", help="the SQLite file or store URL, used instead of the configured one"
+        "--store",
+        metavar="PATH",
+        help="the SQLite file or store URL, used instead of the configured one; with --providers, of their ceilings",
     )
     add_watch_option(parser)
     spending.add_options(parser)
@@ -82,11 +84,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def read_settings(args: argparse.Namespace) -> BudgetSettings:
     """Read the settings of the budget as they are configured; a disabled budget is shown too."""
-    settings = read_budget_settings(None if args.config is None else Path(args.config), args.storage)
+    settings = read_budget_settings(None if args.config is None else Path(args.config), args.store)
     shown_budget(settings)
-    if "://" not in str(settings.storage) and not Path(settings.storage).exists():
-        message = f"{settings.storage} does not exist: give another path; a budget creates the file at its first check"
-        raise ConfigError(message, field="storage")
+    if "://" not in str(settings.store) and not Path(settings.store).exists():
+        message = f"{settings.store} does not exist: give another path; a budget creates the file at its first check"
+        raise ConfigError(message, field="store")
     return settings
 
 
@@ -94,7 +96,7 @@ def show(budget: TaskBudget, output: Output, *, enabled: bool = True) -> None:
     """Show the budget once; `enabled` is whether the settings enable it."""
     usage = budget.snapshot()
     if budget.lost:
-        raise StoreUnavailable(f"cannot read the storage {budget.settings.shown_storage}")
+        raise StoreUnavailable(f"cannot read the store {budget.settings.shown_store}")
     forecasts = forecast(budget.operations.plan, usage, budget.operations.clock.ns() // 1000)
     output.write_lines(draw(budget, usage, forecasts, output))
     if not enabled:
@@ -107,7 +109,7 @@ def describe(budget: TaskBudget, usage: dict[str, Usage], forecasts: dict[str, F
     unused = Forecast(0.0, None)
     return {
         "budget": budget.settings.name,
-        "storage": budget.settings.shown_storage,
+        "store": budget.settings.shown_store,
         "strategy": budget.settings.strategy,
         "tiers": {name: {**each._asdict(), **forecasts.get(name, unused)._asdict()} for name, each in usage.items()},
     }
@@ -121,7 +123,7 @@ def draw(budget: TaskBudget, usage: dict[str, Usage], forecasts: dict[str, Forec
         future = (describe_forecast(each, forecasts.get(name)), "dim")
         figures = f"{each.used:,}", f"{each.quota:,}", f"{100 * each.used / each.quota:.0f} %"
         rows.append((name, output.bar(each.used, each.quota, BAR_WIDTH), *figures, (future,)))
-    title = output.style(f"{settings.name}, {settings.strategy} windows, in {settings.shown_storage}", "bold")
+    title = output.style(f"{settings.name}, {settings.strategy} windows, in {settings.shown_store}", "bold")
     return [title, *draw_table(TextTable(COLUMNS, list(rows)), output)]
 
 

@@ -1,6 +1,6 @@
 """`tidegate budget add`, `refund` and `reset`: corrections of a task budget by the person on call.
 
-All three refund what tiers count (see `tidegate.budget._corrections`), and write a line to the audit log in the storage
+All three refund what tiers count (see `tidegate.budget._corrections`), and write a line to the audit log in the store
 of the budget.
 """
 
@@ -84,7 +84,7 @@ def refuse_unused_options(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace, budget: TaskBudget, output: Output) -> int:
     """Correct the budget, and write what has changed."""
     if budget.operations.store.instant:
-        raise ConfigError("counts in the memory of each process: a command cannot correct that", field="storage")
+        raise ConfigError("counts in the memory of each process: a command cannot correct that", field="store")
     wanted = read_wanted(args, budget)
     if args.action == "reset" and not args.yes and not confirm(args, budget, output):
         output.write_line("nothing was changed")
@@ -147,7 +147,7 @@ def confirm(args: argparse.Namespace, budget: TaskBudget, output: Output) -> boo
     if output.as_json or not sys.stdin.isatty():
         raise ConfigError(f"would reset {tiers}; without a terminal to ask on, confirm it with --yes", field="reset")
     output.end_progress()
-    storage = budget.settings.shown_storage
+    storage = budget.settings.shown_store
     answer = input(f"Reset the usage of {tiers} of the budget {budget.settings.name!r} in {storage}? [y/N] ")
     return answer.strip().lower() in ("y", "yes")
 
@@ -162,7 +162,7 @@ def describe(tier: str, correction: TierRefund) -> str:
 
 
 def write_audit(args: argparse.Namespace, budget: TaskBudget, corrections: dict[str, TierRefund]) -> None:
-    """Write who made the correction, and why, to the audit log in the storage of the budget."""
+    """Write who made the correction, and why, to the audit log in the store of the budget."""
     key: Any = tuple(corrections)
     amounts = ", ".join(f"{tier} {each.refunded}" for tier, each in corrections.items())
     reason = f"{amounts}: {args.reason}" if args.reason else amounts

@@ -11,7 +11,9 @@ from tidegate._cli.provider_schema import prices_object, provider_object
 from tidegate._policy.model import Mode, OnStoreError
 from tidegate._policy.setting_values import PERMISSIONS
 from tidegate.budget._settings.file import FIELDS as BUDGET_FIELDS
-from tidegate.budget._settings.tiers import PERIODS
+from tidegate.budget._settings.file import TIERS
+from tidegate.budget._settings.model import SETTINGS as BUDGET_SETTINGS
+from tidegate.budget._settings.values import QUOTAS
 from tidegate.core._algorithms import ALGORITHMS
 from tidegate.egress._settings import CALLER_FIELDS, EGRESS_FIELDS
 from tidegate.inbound._rules.config import CATEGORY_FIELDS, ENDPOINT_FIELDS, SECTION_FIELDS
@@ -196,34 +198,5 @@ def egress_schema() -> JsonSchema:
 
 def budget_schema() -> JsonSchema:
     """Describe a task budget file."""
-    quotas = closed(PERIODS, dict.fromkeys(PERIODS, QUOTA))
-    table = {"type": "object", "additionalProperties": quotas}
-    rule = closed(
-        ("name", "between", "days", "load_above", "scale", "limits"),
-        {
-            "between": STRING,
-            "days": STRING,
-            "load_above": NUMBER,
-            "scale": {"type": ["string", "number"]},
-            "limits": {"type": "object", "additionalProperties": QUOTA},
-        },
-    )
-    own: dict[str, JsonSchema] = {
-        "tiers": quotas,
-        "concurrency": QUOTA,
-        "types": table,
-        "costs": table,
-        "reserved": {"type": "object", "additionalProperties": {"type": ["string", "number"]}},
-        "schedule": {"type": "array", "items": rule},
-        "strategy": {"enum": ["rolling", "fixed"]},
-        "storage": STRING,
-        "enabled": BOOLEAN,
-        "batch_ttl": PERIOD,
-        "retention_days": NUMBER,
-        "on_database_error": {"enum": ["short-term", "local", "deny"]},
-        "deadline": NUMBER,
-        "milestones": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 100}},
-        "webhook_url": STRING,
-        "webhook_secret": STRING,
-    }
-    return document("budget", closed(BUDGET_FIELDS, own))
+    own: dict[str, JsonSchema] = {name: BUDGET_SETTINGS[name].schema for name in BUDGET_FIELDS if name != TIERS}
+    return document("budget", closed(BUDGET_FIELDS, {TIERS: dict(QUOTAS.schema), **own}))

@@ -69,7 +69,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="show the spending ceilings in this provider file or folder",
     )
-    group.add_argument("--store", metavar="URL", help="the store in which the spending is counted")
 
 
 def refuse_unused_options(args: argparse.Namespace) -> None:
@@ -77,8 +76,6 @@ def refuse_unused_options(args: argparse.Namespace) -> None:
     for name in ("ledger", "since", "until", "csv"):
         if getattr(args, name):
             raise ConfigError("reports a ledger: add --by with its columns, such as --by model,day", field=f"--{name}")
-    if args.store:
-        raise ConfigError("is for spending ceilings: add --providers with the provider files", field="--store")
 
 
 def show(args: argparse.Namespace, output: Output) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from tidegate._cli.extras import check_service
 from tidegate._cli.output import counted
 from tidegate._cli.parser import CommandParser
+from tidegate._policy.declared_settings import COMMON_GROUP
 from tidegate._runtime.urls import MAX_URL_LENGTH, redact
 from tidegate.errors import ConfigError
-from tidegate.service._config.options import COMMON_GROUP
 from tidegate.service._config.settings import OPTIONS, load_settings
 
 if TYPE_CHECKING:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import yaml
 
 from tidegate._policy.config_value import ConfigValue
+from tidegate._runtime.urls import redact, split_url
 from tidegate.core._bounds import SECOND
+from tidegate.core._calendar import find_zone
 from tidegate.core._limit import parse_period
 from tidegate.errors import ConfigError
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # of the environment
 MAX_PORT: Final = 65_535
 MIN_TOKEN_LENGTH: Final = 16
+FULL_PERCENT: Final = 100
 DURATION_EXAMPLES: Final = "500ms, 30s, 5m or 1h30m"  # in messages and help
 LOCAL_NAMES: Final = ("localhost",)
 PERMISSIONS: Final = ("warn", "refuse", "ignore")  # as Providers accepts them
@@ -171,6 +174,37 @@ def read_url(setting: ConfigValue) -> str:
     if "://" not in text:
         raise setting.error(f"expected a URL such as nats://127.0.0.1:4222, not {setting}")
     return text
+
+
+def read_timezone(setting: ConfigValue) -> str:
+    """Read the name of a time zone."""
+    name = setting.string()
+    with setting.locate_errors(timezone=setting):
+        find_zone(name)
+    return name
+
+
+def read_webhook(setting: ConfigValue) -> str:
+    """Read the URL to which warnings are posted."""
+    url = setting.string()
+    if not url.startswith(("http://", "https://")):
+        raise setting.error(f"expected an http or https URL such as https://example.com/hook, not {redact(url)!r}")
+    with setting.locate_errors():
+        split_url(url, "")
+    return url
+
+
+def read_secret(setting: ConfigValue) -> str:
+    """Read a secret, which no message contains."""
+    try:
+        return setting.string()
+    except ConfigError:
+        raise setting.error("expected a non-empty string") from None
+
+
+def read_milestones(setting: ConfigValue) -> tuple[int, ...]:
+    """Read percentages of a limit."""
+    return tuple(each.integer(1, FULL_PERCENT) for each in setting.one_or_many())
 
 
 def read_permissions(setting: ConfigValue) -> str:

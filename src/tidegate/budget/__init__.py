@@ -15,18 +15,19 @@ prometheus     the counters as metrics
 from tidegate.budget._batch import AsyncBatch, Batch
 from tidegate.budget._budget import AsyncTaskBudget, TaskBudget
 from tidegate.budget._result import BudgetHealth, DatabaseHealth, RateLimitResult, Usage
-from tidegate.budget._settings.model import BudgetOptions, BudgetSettings, OnDatabaseError, Quotas, Strategy
+from tidegate.budget._settings.model import BudgetOptions, BudgetSettings, Quotas
 from tidegate.budget._settings.schedule import ScheduleRule
+from tidegate.budget._settings.values import BudgetFallback, Strategy
 
 __all__ = [
     "AsyncBatch",
     "AsyncTaskBudget",
     "Batch",
+    "BudgetFallback",
     "BudgetHealth",
     "BudgetOptions",
     "BudgetSettings",
     "DatabaseHealth",
-    "OnDatabaseError",
     "Quotas",
     "RateLimitResult",
     "ScheduleRule",

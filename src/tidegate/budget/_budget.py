@@ -48,24 +48,24 @@ class _ConfiguredBudget:
     ) -> None:
         """Open a budget with settings, or with their fields as keywords, such as `per_minute=20, per_day=500`.
 
-        A path or URL as the first argument is the storage: `TaskBudget("rate_limits.db", per_day=500)`. Without further
+        A path or URL as the first argument is the store: `TaskBudget("rate_limits.db", per_day=500)`. Without further
         settings, `TaskBudget("rate_limits.db")` reads them from the environment, as `from_env` does.
         `load` returns the system load, from 0 to 1: rules of the schedule with `load_above` need it. `clock` replaces
         the clock, for tests.
         """
         if isinstance(settings, (str, Path)):
-            if "storage" in options:
-                raise ConfigError("cannot be combined with a path as the first argument", field="storage")
+            if "store" in options:
+                raise ConfigError("cannot be combined with a path as the first argument", field="store")
             if options:
-                options["storage"] = settings
+                options["store"] = settings
                 settings = BudgetSettings(**options)
             else:
-                self._read_settings = partial(read_environment, storage=settings)
+                self._read_settings = partial(read_environment, store=settings)
                 settings = self._read_settings()
         elif settings is None:
             settings = BudgetSettings(**options)
         elif not isinstance(settings, BudgetSettings):
-            message = f"expected BudgetSettings, or the path or URL of the storage, not {settings!r}"
+            message = f"expected BudgetSettings, or the path or URL of the store, not {settings!r}"
             raise ConfigError(message, field="settings")
         elif options:
             message = f"cannot be combined with {', '.join(sorted(options))}: set these fields in the settings"
@@ -84,7 +84,7 @@ class _ConfiguredBudget:
 
         One ConfigError lists every wrong variable. RATE_LIMIT_CONFIG may name a YAML file with further settings.
         """
-        with locate_storage_errors(field=VARIABLES["storage"]):
+        with locate_storage_errors(field=VARIABLES["store"]):
             return cls._open(partial(read_environment, environ), clock, load)
 
     @classmethod
@@ -153,7 +153,7 @@ class TaskBudget(_ConfiguredBudget):
 
     `check_all_limits` reserves the permits of a batch that it allows, so two batches never use the same permits.
     `record_completed_tasks` settles a batch: completed tasks stay counted, the others are returned. `batch` does both
-    around a block. Threads can share a budget object; processes share a budget through its storage. A context manager
+    around a block. Threads can share a budget object; processes share a budget through its store. A context manager
     that closes the budget.
     """
 

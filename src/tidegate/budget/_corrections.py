@@ -32,13 +32,13 @@ class TierRefund(NamedTuple):
 def refund(budget: TaskBudget, wanted: Callable[[Limit], int]) -> dict[str, TierRefund]:
     """Refund what is `wanted` at each limit, at most what it counts; returns the tiers at which something was wanted.
 
-    Slots of `concurrency` belong to open batches: they are never refunded. Raises StoreUnavailable if the storage does
+    Slots of `concurrency` belong to open batches: they are never refunded. Raises StoreUnavailable if the store does
     not answer; it is not queued.
     """
     operations = budget.operations
     budget.get_current_usage()  # returns the batches of processes that have ended
     if budget.lost:
-        raise StoreUnavailable(f"cannot reach the storage {budget.settings.shown_storage}; nothing was changed")
+        raise StoreUnavailable(f"cannot reach the store {budget.settings.shown_store}; nothing was changed")
     policy, now = operations.refresh_policy().policy, operations.given_now()
     amounts = [0 if limit.name == CONCURRENCY else wanted(limit) for limit in policy.limits]
     [before] = operations.store.ask_store("peek", ((policy, KEY, (0,) * len(amounts)),), now)

@@ -83,15 +83,13 @@ class BudgetOperations:
         """Open the storage, unless the budget is disabled; with `only_reads`, no file is created."""
         self.settings: BudgetSettings = settings
         self.plan: TierPlan = settings.plan
-        self.webhook: Webhook | None = (
-            Webhook(settings.webhook_url, settings.webhook_secret) if settings.webhook_url else None
-        )
+        self.webhook: Webhook | None = Webhook(settings.webhook, settings.secret) if settings.webhook else None
         self.monitor: BudgetMonitor = BudgetMonitor(
             settings.name,
             settings.milestones,
             self.webhook.send if self.webhook else None,
             fixed=settings.strategy == "fixed",
-            on_database_error=settings.on_database_error,
+            on_store_error=settings.on_store_error,
         )
         self.ledger: Ledger | None = None
         self._open_batches = OpenBatches(f"the budget {settings.name} in {redact(str(settings.storage))}")
@@ -147,7 +145,7 @@ class BudgetOperations:
         charges = self.plan.charges(task_count, task_type, estimate, priority)
         reservation_cost = tier_policy.reservation_cost(charges, task_count)
         decision, costs, name = yield from self._reserve_flow(tier_policy, reservation_cost, timeout, priority)
-        local, short_term = isinstance(decision, LocalDecision), self.settings.on_database_error == "short-term"
+        local, short_term = isinstance(decision, LocalDecision), self.settings.on_store_error == "short-term"
         if not local:
             usage = self._last_usage = usage_of(decision)
             memory_at = self._short_term.charge(tier_policy, costs) if decision.allowed else 0
@@ -276,7 +274,7 @@ class BudgetOperations:
                 yield from self._submit_flow("record", unlimited, KEY, share.unreserved, None)
         else:
             charge = share.actual
-            if self.settings.on_database_error == "local":
+            if self.settings.on_store_error == "local":
                 # Charged to the local share of this process, which the guarded store settles with the database.
                 settled = settlement._replace(completion=None)
                 yield BudgetStep("storage", self._local_settlements, "settle", (settled,))
@@ -340,7 +338,7 @@ class BudgetOperations:
         if not lost:
             self._last_usage = usage
             self.monitor.record_usage(usage, instant(decision.at))
-        elif self.settings.on_database_error == "short-term" and self._tier_policy.short_term is not None:
+        elif self.settings.on_store_error == "short-term" and self._tier_policy.short_term is not None:
             return usage | self._last_usage | self._short_term.usage(self._tier_policy)
         return usage
 
@@ -357,7 +355,7 @@ class BudgetOperations:
                 "connected": not lost,
                 "losses": self.losses,
                 "waiting": self.backlog,
-                "on_error": self.settings.on_database_error,
+                "on_error": self.settings.on_store_error,
             },
             "exhausted": exhausted,
             "tiers": {name: each._asdict() for name, each in usage.items()},

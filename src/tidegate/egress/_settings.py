@@ -21,7 +21,7 @@ from tidegate._limiter.waiting import MAX_PRIORITY
 from tidegate._policy.config_value import ConfigValue, load
 from tidegate._policy.setting_values import (
     ListenAddress,
-    location_of,
+    expand_variables,
     read_address,
     read_path,
     read_paths,
@@ -54,7 +54,6 @@ CALLER_FIELDS: Final = ("token", "token_file", "providers", "limits", "max_prior
 CALLER_UNITS: Final = ("requests", "concurrent-requests", *TOKEN_UNITS)  # that calls are charged in; also money
 TAG_NAME = re.compile(r"[A-Za-z0-9_.:@/+-]{1,64}")
 CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 STANDARD_OUTPUT: Final = "-"
 NAMING_FIELDS: Final = ("upstreams", "timeouts", "callers")  # whose entries name providers
 
@@ -230,14 +229,8 @@ def _read_caller_limit(setting: ConfigValue) -> Limit:
 
 
 def _read_caller_token(setting: ConfigValue) -> str:
-    """Read a token, or the variable `${NAME}` that holds it."""
-    variable = VARIABLE.fullmatch(setting.string())
-    if variable is None:
-        return read_token(setting)
-    found = os.environ.get(variable[1])
-    if not found:
-        raise setting.error(f"the environment variable {variable[1]} is not set")
-    return read_token(ConfigValue(found, *location_of(setting)))
+    """Read a token, which may be in a variable: `${NAME}`."""
+    return read_token(expand_variables(setting, os.environ))
 
 
 def _read_run_secrets(setting: ConfigValue) -> tuple[str, ...]:

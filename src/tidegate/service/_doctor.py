@@ -431,14 +431,14 @@ def check_budget(settings: Settings) -> Iterator[Finding]:
     except ConfigError as error:
         yield problem(f"the budget cannot be opened: {error}", "correct the RATE_LIMIT_* variables, or the budget file")
         return
-    path = find_path(budget.storage)
+    path = find_path(budget.store)
     if path is not None and not path.exists():
         yield note(
             f"the database of the budget does not exist yet: {path}",
             "start a program that uses the budget: it creates the file; the service only reads it",
         )
     else:
-        yield ok(f"the storage of the budget is {redact(str(budget.storage))}")
+        yield ok(f"the store of the budget is {redact(str(budget.store))}")
 
 
 CHECKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tidegate._policy.setting_values import FULL_PERCENT
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
 REARM_FRACTION: Final = 0.75  # of a milestone
-FULL_PERCENT: Final = 100
 DENIAL_PAUSE: Final = timedelta(hours=1)  # between two reports of denials, if nothing is in use and no window has begun
 MAX_NAMES: Final = 10_000  # limits that are remembered: there may be one for each team or tag
 

@@ -7,13 +7,14 @@ import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate._policy.setting_values import FULL_PERCENT
 from tidegate._runtime.clock import Clock, SystemClock
 from tidegate._runtime.fork import fork_safe
 from tidegate.core._decision import LocalDecision
 from tidegate.errors import ConfigError
 from tidegate.observe._counters import Counters, LabelledCounts, RowKind
 from tidegate.spending._ledger import Ledger
-from tidegate.spending._milestones import FULL_PERCENT, Milestones
+from tidegate.spending._milestones import Milestones
 from tidegate.spending._report import format_amount
 from tidegate.spending._webhook import Webhook
 

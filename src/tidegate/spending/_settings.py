@@ -12,14 +12,19 @@ secret: ${HOOK_SECRET}                         # or secret_file
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from zoneinfo import ZoneInfo
 
-from tidegate._policy.setting_values import expand_variables, read_path, read_string_file
-from tidegate._runtime.urls import redact, split_url
+from tidegate._policy.declared_settings import PATH, PERCENTS, STRING, URL, options_of, setting
+from tidegate._policy.setting_values import (
+    expand_variables,
+    read_milestones,
+    read_path,
+    read_secret,
+    read_timezone,
+    read_webhook,
+)
 from tidegate.errors import ConfigError
-from tidegate.spending._milestones import FULL_PERCENT
 from tidegate.spending._monitor import DEFAULT_MILESTONES, Spending
 
 if TYPE_CHECKING:
@@ -27,30 +32,18 @@ if TYPE_CHECKING:
 
     from tidegate._policy.config_value import ConfigValue
 
-STRING: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
-PERCENT: Final[dict[str, Any]] = {"type": "integer", "minimum": 1, "maximum": FULL_PERCENT}
-SPENDING_FIELDS: Final[dict[str, dict[str, Any]]] = {
-    "ledger": STRING,
-    "timezone": STRING,
-    "milestones": {"type": "array", "items": PERCENT},
-    "webhook": STRING,
-    "secret": STRING,
-    "secret_file": STRING,
-}
-SPENDING_SCHEMA: Final[dict[str, Any]] = {
-    "anyOf": [STRING, {"type": "object", "additionalProperties": False, "properties": SPENDING_FIELDS}]
-}
-
 
 @dataclass(frozen=True)
 class SpendingSettings:
     """Where costs are recorded (None: nowhere), and which percentages of a ceiling are reported to which webhook."""
 
-    ledger: Path | None = None
-    timezone: str = "UTC"
-    milestones: tuple[int, ...] = DEFAULT_MILESTONES
-    webhook: str | None = field(default=None, repr=False)
-    secret: str | None = field(default=None, repr=False)
+    ledger: Path | None = setting(None, read_path, "file in which costs are recorded", PATH)
+    timezone: str = setting("UTC", read_timezone, "time zone of the days in the ledger")
+    milestones: tuple[int, ...] = setting(
+        DEFAULT_MILESTONES, read_milestones, "percentages of a ceiling that are reported", PERCENTS, shown="50, 80, 100"
+    )
+    webhook: str | None = setting(None, read_webhook, "URL to which warnings are posted", URL, private=True)
+    secret: str | None = setting(None, read_secret, "secret that signs them", secret=True, file="file with this secret")
 
     def open(self) -> Spending:
         """Open the ledger; raises ConfigError if the file cannot be created."""
@@ -59,6 +52,19 @@ class SpendingSettings:
             return Spending(self.ledger, timezone=self.timezone, **options)
         except ConfigError as error:
             raise ConfigError(error.detail, field="spending") from None
+
+
+SPENDING_FIELDS: Final = {option.name: option for option in options_of(SpendingSettings)}
+SPENDING_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [
+        STRING.schema,
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {name: option.schema for name, option in SPENDING_FIELDS.items()},
+        },
+    ]
+}
 
 
 def read_spending(setting: ConfigValue) -> SpendingSettings:
@@ -70,39 +76,7 @@ def read_spending(setting: ConfigValue) -> SpendingSettings:
         raise fields["secret_file"].error("cannot be combined with secret: remove one of them")
     found: dict[str, Any] = {}
     for name, each in fields.items():
-        found[name.removesuffix("_file")] = READERS[name](each)
+        found[name.removesuffix("_file")] = SPENDING_FIELDS[name].read(each)
     if "secret" in found and "webhook" not in found:
         raise setting.error("has a secret to sign webhook requests, but no webhook: set webhook")
     return SpendingSettings(**found)
-
-
-def _read_timezone(setting: ConfigValue) -> str:
-    name = setting.string()
-    try:
-        ZoneInfo(name)
-    except (KeyError, ValueError, OSError):
-        raise setting.error(f"unknown time zone {name!r}: use an IANA name such as 'UTC' or 'Europe/Berlin'") from None
-    return name
-
-
-def _read_milestones(setting: ConfigValue) -> tuple[int, ...]:
-    return tuple(each.integer(1, FULL_PERCENT) for each in setting.one_or_many())
-
-
-def _read_webhook(setting: ConfigValue) -> str:
-    url = setting.string()
-    if not url.startswith(("http://", "https://")):
-        raise setting.error(f"expected an http or https URL such as https://example.com/hook, not {redact(url)!r}")
-    with setting.locate_errors():
-        split_url(url, "")
-    return url
-
-
-READERS: Final[dict[str, Any]] = {
-    "ledger": read_path,
-    "timezone": _read_timezone,
-    "milestones": _read_milestones,
-    "webhook": _read_webhook,
-    "secret": lambda setting: setting.string(),
-    "secret_file": read_string_file,
-}

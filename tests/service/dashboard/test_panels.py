@@ -51,7 +51,7 @@ async def test_sources_and_the_quotas_of_their_providers(tmp_path, clock):
 
 
 async def test_a_budget_whose_file_does_not_exist_yet_has_counted_nothing(tmp_path, clock):
-    settings = BudgetSettings(per_minute=20, per_day=500, storage=tmp_path / "budget.db")
+    settings = BudgetSettings(per_minute=20, per_day=500, store=tmp_path / "budget.db")
     with TaskBudget.to_read(settings, clock=clock) as budget:
         (data,) = await budget_panel(budget)()
     assert data["note"] == "nothing was counted yet"
@@ -62,19 +62,19 @@ async def test_a_budget_whose_file_does_not_exist_yet_has_counted_nothing(tmp_pa
 
 
 async def test_a_budget_whose_file_was_removed_is_unavailable(tmp_path, clock):
-    settings = BudgetSettings(per_minute=20, storage=tmp_path / "budget.db")
+    settings = BudgetSettings(per_minute=20, store=tmp_path / "budget.db")
     with TaskBudget(settings, clock=clock) as budget:
         budget.record_completed_tasks(1)
     with TaskBudget.to_read(settings, clock=clock) as budget:
         assert (await budget_panel(budget)())[0]["note"] == ""
         for path in tmp_path.glob("budget.db*"):
             path.unlink()
-        with pytest.raises(StoreUnavailable, match="the storage of budget 'tasks' is unavailable"):
+        with pytest.raises(StoreUnavailable, match="the store of budget 'tasks' is unavailable"):
             await budget_panel(budget)()
 
 
 async def test_budgets_with_forecasts(tmp_path, clock):
-    settings = BudgetSettings(per_minute=20, per_hour=100, storage=tmp_path / "budget.db")
+    settings = BudgetSettings(per_minute=20, per_hour=100, store=tmp_path / "budget.db")
     with TaskBudget(settings, clock=clock) as budget:
         budget.record_completed_tasks(20)
         clock.advance(6)

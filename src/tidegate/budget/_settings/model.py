@@ -1,33 +1,47 @@
-"""The settings of a budget, and their checks. One error lists everything that is wrong."""
+"""The settings of a budget, each declared once, and what is wrong with them: one error lists everything."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from fractions import Fraction
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, TypedDict, get_args
 
-from tidegate._limiter.waiting import MAX_PRIORITY
+from tidegate._policy.config_value import ConfigValue
+from tidegate._policy.declared_settings import (
+    BOOLEAN,
+    DURATION,
+    INTEGER,
+    PATH,
+    PERCENTS,
+    URL,
+    choice,
+    options_of,
+    setting,
+)
+from tidegate._policy.setting_values import read_milestones, read_path, read_secret, read_timezone, read_webhook
 from tidegate._runtime.suggestions import hint
-from tidegate._runtime.urls import redact, split_url
+from tidegate._runtime.urls import redact
+from tidegate.budget._settings import values
 from tidegate.budget._settings.tiers import CONCURRENCY, PERIODS, SLOTS_UNIT, TASKS_UNIT, Tier, TierPlan
-from tidegate.core._bounds import MAX_INTEGER, SECOND
-from tidegate.core._calendar import find_zone
+from tidegate.budget._settings.values import BudgetFallback, Strategy
+from tidegate.core._bounds import SECOND
 from tidegate.core._limit import parse_period
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from tidegate.budget._settings.schedule import ScheduleRule
 
-Strategy = Literal["rolling", "fixed"]
-OnDatabaseError = Literal["short-term", "local", "deny"]
 Quotas = Mapping[str, int]
 RETENTION_DAYS: Final = 35.0
 MILESTONES: Final = (50, 80, 95)
 NO_TIERS: Final = "set at least one of per_minute, per_hour, per_day, per_week, per_month"
+
+
+def _quota(summary: str, variable: str) -> Any:  # noqa: ANN401 - as `setting`
+    return setting(None, ConfigValue.integer, summary, INTEGER, variable=variable)
 
 
 class BudgetOptions(TypedDict, total=False):
@@ -45,16 +59,16 @@ class BudgetOptions(TypedDict, total=False):
     schedule: tuple[ScheduleRule, ...]
     strategy: Strategy
     timezone: str
-    storage: str | Path
+    store: str | Path
     enabled: bool
     name: str
     batch_ttl: str | float | None
     retention_days: float
-    on_database_error: OnDatabaseError
+    on_store_error: BudgetFallback
     deadline: float
     milestones: tuple[int, ...]
-    webhook_url: str | None
-    webhook_secret: str | None
+    webhook: str | None
+    secret: str | None
     ledger: str | Path | None
 
 
@@ -77,32 +91,85 @@ class BudgetSettings:
     `costs` and `types` set quotas by unit (`{"tokens": {"day": 2_000_000}}`) and by task type; an entry may be empty
     (`{"tokens": {}}`) to allow a name without a limit. `reserved` maps
     priorities to shares: `{1: 0.2}` reserves a fifth of each tier for tasks of priority 1 and above. `schedule` changes
-    quotas by time of day and load. `storage` is the path of an SQLite file, or the URL of any store.
+    quotas by time of day and load. `store` is the path of an SQLite file, or the URL of any store.
     """
 
-    per_minute: int | None = None
-    per_hour: int | None = None
-    per_day: int | None = None
-    per_week: int | None = None
-    per_month: int | None = None
-    concurrency: int | None = None
-    types: Mapping[str, Quotas] = field(default_factory=dict)
-    costs: Mapping[str, Quotas] = field(default_factory=dict)
-    reserved: Mapping[int, float] = field(default_factory=dict)
-    schedule: tuple[ScheduleRule, ...] = ()
-    strategy: Strategy = "rolling"
-    timezone: str = "UTC"
-    storage: str | Path = field(default="rate_limits.db", repr=False)
-    enabled: bool = True
-    name: str = "tasks"
-    batch_ttl: str | float | None = None  # an unsettled batch is returned after this time
-    retention_days: float = RETENTION_DAYS  # how long completions are kept
-    on_database_error: OnDatabaseError = "short-term"
-    deadline: float = 5.0  # seconds: how long a check waits for the database
-    milestones: tuple[int, ...] = MILESTONES  # percentages of a tier that are logged when usage reaches them
-    webhook_url: str | None = field(default=None, repr=False)
-    webhook_secret: str | None = field(default=None, repr=False)
-    ledger: str | Path | None = None  # a file of tidegate.spending, for reports
+    # fmt: off
+    per_minute: int | None = _quota("tasks per minute", "RATE_LIMIT_PER_MINUTE")
+    per_hour: int | None = _quota("tasks per hour", "RATE_LIMIT_PER_HOUR")
+    per_day: int | None = _quota("tasks per day", "RATE_LIMIT_PER_DAY")
+    per_week: int | None = _quota("tasks per week", "RATE_LIMIT_PER_WEEK")
+    per_month: int | None = _quota("tasks per month", "RATE_LIMIT_PER_MONTH")
+    concurrency: int | None = _quota(
+        "maximum number of tasks at the same time; a larger batch takes all slots", "CONCURRENCY_LIMIT"
+    )
+    types: Mapping[str, Quotas] = setting(
+        {}, values.read_table, "quotas by task type", values.QUOTA_TABLE, check=values.check_quotas_by("task type"),
+    )
+    costs: Mapping[str, Quotas] = setting(
+        {}, values.read_table, "quotas by unit", values.QUOTA_TABLE, check=values.check_quotas_by("unit"),
+    )
+    reserved: Mapping[int, float] = setting(
+        {}, values.read_reserved, "shares of each tier that are reserved for tasks of a priority and above",
+        values.SHARES, check=values.check_reserved,
+    )
+    schedule: tuple[ScheduleRule, ...] = setting(
+        (), values.read_schedule, "rules that change quotas by time of day and load", values.RULES,
+        check=values.check_schedule,
+    )
+    strategy: Strategy = setting(
+        "rolling", lambda found: found.choice(*get_args(Strategy)), "`rolling` or `fixed` windows",
+        choice(*get_args(Strategy)), variable="RATE_LIMIT_STRATEGY",
+    )
+    timezone: str = setting(
+        "UTC", read_timezone, "time zone of fixed windows and the schedule", variable="RATE_LIMIT_TIMEZONE",
+
+    )
+    store: str | Path = setting(
+        "rate_limits.db", ConfigValue.string, "the path of an SQLite file, or a store URL", private=True,
+        file="file with the path or URL of the store", variable="RATE_LIMIT_STORAGE_PATH", check=values.check_store,
+    )
+    enabled: bool = setting(
+        True,  # noqa: FBT003 - the default comes first
+        ConfigValue.boolean, "whether the budget limits anything", BOOLEAN, variable="RATE_LIMIT_ENABLED",
+        shown="true; false with `from_env`",
+    )
+    name: str = setting(
+        "tasks", ConfigValue.string, "distinguishes budgets in the same store",
+    )
+    batch_ttl: str | float | None = setting(
+        None, values.read_duration, "time after which an unsettled batch of a running process is returned", DURATION,
+        shown="1h", variable="RATE_LIMIT_BATCH_TTL",
+    )
+    retention_days: float = setting(
+        RETENTION_DAYS, ConfigValue.number, "how long completions are kept", values.NUMBER, shown="35",
+
+    )
+    on_store_error: BudgetFallback = setting(
+        "short-term", lambda found: found.choice(*get_args(BudgetFallback)),
+        "what decides while the store is unavailable", choice(*get_args(BudgetFallback)),
+        variable="RATE_LIMIT_ON_STORE_ERROR",
+    )
+    deadline: float = setting(
+        5.0, ConfigValue.number, "how long a check waits for the store", values.NUMBER, shown="5 s",
+
+    )
+    milestones: tuple[int, ...] = setting(
+        MILESTONES, read_milestones, "percentages of a tier that are logged and posted when they are reached",
+        PERCENTS, shown="50, 80, 95",
+    )
+    webhook: str | None = setting(
+        None, read_webhook, "the URL to which warnings are posted", URL, private=True,
+        file="file with the URL of the webhook", variable="RATE_LIMIT_WEBHOOK",
+    )
+    secret: str | None = setting(
+        None, read_secret, "the secret that signs them", secret=True, file="file with this secret",
+        variable="RATE_LIMIT_SECRET",
+    )
+    ledger: str | Path | None = setting(
+        None, read_path, "a file for reports", PATH, check=values.check_optional_path,
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
         """Raise one ConfigError for all settings that are wrong."""
@@ -111,15 +178,15 @@ class BudgetSettings:
     @property
     def plan(self) -> TierPlan:
         """The tiers, as the limits of one policy are built from them."""
-        shares = tuple((priority, share_of(share)) for priority, share in sorted(self.reserved.items()))
+        shares = tuple((priority, values.share_of(share)) for priority, share in sorted(self.reserved.items()))
         return TierPlan(
             tuple(self._tiers()), self.strategy, self.timezone, shares, self.batch_ttl_microseconds / SECOND
         )
 
     @property
-    def shown_storage(self) -> str:
-        """The storage, for messages: a path, or a URL without its password."""
-        text = str(self.storage)
+    def shown_store(self) -> str:
+        """The store, for messages: a path, or a URL without its password."""
+        text = str(self.store)
         return redact(text) if "://" in text else text
 
     @property
@@ -175,8 +242,9 @@ class BudgetSettings:
             yield Tier(CONCURRENCY, CONCURRENCY, SLOTS_UNIT, self.concurrency)
 
 
+SETTINGS: Final = {option.name: option for option in options_of(BudgetSettings)}
 DEFAULTS: Final[dict[str, Any]] = {
-    each.name: each.default if each.default is not MISSING else {} for each in fields(BudgetSettings)
+    each.name: {} if each.default is MISSING else each.default for each in fields(BudgetSettings)
 }
 Problem = tuple[str, str]  # a field, and the message about it
 
@@ -194,176 +262,16 @@ def refuse(found: list[Problem]) -> None:
 
 def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
     """Find everything that is wrong with some settings; missing ones have their defaults."""
-    values = DEFAULTS | dict(given)
-    for name, check in CHECKS.items():
-        if (message := check(values[name])) is not None:
+    found = DEFAULTS | dict(given)
+    for name, value in found.items():
+        if value is not DEFAULTS[name] and (message := SETTINGS[name].problem(value)) is not None:
             yield name, message
-    if isinstance(values["types"], Mapping) and isinstance(values["costs"], Mapping):
-        for name in sorted(set(map(str, values["types"])) & set(map(str, values["costs"]))):
+    if isinstance(found["types"], Mapping) and isinstance(found["costs"], Mapping):
+        for name in sorted(set(map(str, found["types"])) & set(map(str, found["costs"]))):
             yield "types", f"{name!r} is a task type and a unit of costs: rename one of them"
-    quotas = [values[f"per_{period}"] for period in PERIODS]
-    has_limits = any(quota is not None for quota in (*quotas, values["concurrency"]))
-    tables = [values[name] for name in ("types", "costs") if isinstance(values[name], Mapping)]
+    quotas = [found[f"per_{period}"] for period in PERIODS]
+    has_limits = any(quota is not None for quota in (*quotas, found["concurrency"]))
+    tables = [found[name] for name in ("types", "costs") if isinstance(found[name], Mapping)]
     has_limits = has_limits or any(quotas for table in tables for quotas in table.values())
-    if values["enabled"] is True and not has_limits:
+    if found["enabled"] is True and not has_limits:
         yield "per_minute", f"the budget is enabled but has no limits: {NO_TIERS}"
-
-
-def _quota(value: object) -> str | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_INTEGER):
-        return None
-    return f"expected an integer of at least 1, not {value!r}; leave it out for no limit"
-
-
-def _quotas_by(what: str) -> Callable[[object], str | None]:
-    def check(table: object) -> str | None:
-        if not isinstance(table, Mapping):
-            return f"expected a mapping of each {what} to its quotas, not {table!r}"
-        found = (_tier_quotas(what, name, quotas) for name, quotas in table.items())
-        return next((message for message in found if message is not None), None)
-
-    return check
-
-
-def _tier_quotas(what: str, name: object, quotas: object) -> str | None:
-    if not isinstance(name, str) or not name or set(name) & set(":<"):
-        return f"expected a {what} without ':' and '<', not {name!r}"
-    if name in (TASKS_UNIT, SLOTS_UNIT, *PERIODS, CONCURRENCY):
-        return f"{name!r} cannot be a {what}: it is a reserved name"
-    if not isinstance(quotas, Mapping):
-        return f"{name}: expected quotas such as {{'day': 1000}}, not {quotas!r}"
-    for period, quota in quotas.items():
-        if period not in PERIODS:
-            return f"{name}: unknown period {period!r}: use {', '.join(PERIODS)}{hint(period, PERIODS)}"
-        if quota is None or _quota(quota) is not None:
-            return f"{name}.{period}: expected an integer of at least 1, not {quota!r}"
-    return None
-
-
-def share_of(value: object) -> Fraction:
-    """Read a share, such as 0.2 or 20%."""
-    text = str(value).strip()
-    return Fraction(text.removesuffix("%")) / 100 if text.endswith("%") else Fraction(text)
-
-
-def _reserved(shares: object) -> str | None:
-    if not isinstance(shares, Mapping):
-        return f"expected a mapping of priorities to shares such as {{1: 0.2}}, not {shares!r}"
-    total = Fraction()
-    for priority, share in shares.items():
-        if not isinstance(priority, int) or isinstance(priority, bool) or priority < 1:
-            return f"expected priorities that are integers of at least 1 (tasks have 0 by default), not {priority!r}"
-        if priority > MAX_PRIORITY:
-            return f"expected priorities up to {MAX_PRIORITY}, the largest that a task may have, not {priority}"
-        try:
-            part = share_of(share)
-        except (ValueError, ZeroDivisionError):
-            part = Fraction()
-        if not 0 < part < 1:
-            return f"expected a share such as 0.2 or 20% for priority {priority}, not {share!r}"
-        total += part
-    return f"the shares add up to {float(total):g}: expected a sum below 1" if total >= 1 else None
-
-
-def _choice(kind: Any) -> Callable[[object], str | None]:  # noqa: ANN401 - a Literal
-    words = get_args(kind)
-
-    def check(value: object) -> str | None:
-        if value in words:
-            return None
-        return f"expected {', '.join(words[:-1])} or {words[-1]}, not {value!r}{hint(value, words)}"
-
-    return check
-
-
-def _zone(value: Any) -> str | None:  # noqa: ANN401 - any value
-    try:
-        find_zone(value)
-    except ConfigError as error:
-        return str(error).removeprefix("timezone: ")
-    return None
-
-
-def _string(value: object) -> str | None:
-    return None if isinstance(value, str) and value else f"expected a non-empty string, not {value!r}"
-
-
-def _storage(value: object) -> str | None:
-    if isinstance(value, (str, Path)) and str(value).strip():
-        return None
-    return (
-        f"expected the path of a file such as data/rate_limits.db, or a store URL such as redis://host, not {value!r}"
-    )
-
-
-def _boolean(value: object) -> str | None:
-    return None if isinstance(value, bool) else f"expected true or false, not {value!r}"
-
-
-def _duration(value: Any) -> str | None:  # noqa: ANN401 - any value
-    try:
-        parse_period(1 if value is None else value)
-    except ConfigError:
-        return f"expected a duration such as 10m, or a number of seconds, not {value!r}"
-    return None
-
-
-def _positive(value: object) -> str | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
-        return None
-    return f"expected a number above 0, not {value!r}"
-
-
-def _milestones(value: object) -> str | None:
-    if isinstance(value, (tuple, list)) and all(isinstance(each, int) and 1 <= each <= 100 for each in value):  # noqa: PLR2004 - percent
-        return None
-    return f"expected percentages such as (50, 80, 95), not {value!r}"
-
-
-def _url(value: object) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or not value.startswith(("http://", "https://")):
-        return f"expected an http or https URL such as https://example.com/hook, not {redact(value)!r}"
-    try:
-        split_url(value, "")
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
-def _secret(value: object) -> str | None:
-    return None if value is None or (isinstance(value, str) and value) else "expected a non-empty string"
-
-
-def _optional_path(value: object) -> str | None:
-    return None if value is None or isinstance(value, (str, Path)) else f"expected a path, not {value!r}"
-
-
-def _schedule(value: object) -> str | None:
-    return None if isinstance(value, (tuple, list)) else f"expected a list of rules, not {value!r}"
-
-
-CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
-    **{f"per_{period}": _quota for period in PERIODS},
-    "concurrency": _quota,
-    "types": _quotas_by("task type"),
-    "costs": _quotas_by("unit"),
-    "reserved": _reserved,
-    "schedule": _schedule,
-    "strategy": _choice(Strategy),
-    "timezone": _zone,
-    "storage": _storage,
-    "enabled": _boolean,
-    "name": _string,
-    "batch_ttl": _duration,
-    "retention_days": _positive,
-    "on_database_error": _choice(OnDatabaseError),
-    "deadline": _positive,
-    "milestones": _milestones,
-    "webhook_url": _url,
-    "webhook_secret": _secret,
-    "ledger": lambda value: (
-        None if value is None or isinstance(value, (str, Path)) else f"expected a path, not {value!r}"
-    ),
-}

@@ -76,7 +76,7 @@ class TierPolicies:
         self._load = load or idle
         self._last_load: tuple[float, int | None] = (0.0, None)
         self._name = POLICY_PREFIX + settings.name
-        self._on_store_error = cast("OnStoreError", STORE_ERROR_MODES[settings.on_database_error])
+        self._on_store_error = cast("OnStoreError", STORE_ERROR_MODES[settings.on_store_error])
         self._built: dict[tuple[int, ...], TierPolicy] = {}
         self._base_quotas = {tier.name: tier.quota for tier in plan.tiers}
         plan.check_shares()

@@ -19,7 +19,7 @@ def check_path(path: Path, *, creates: bool = True) -> None:
     """Raise ConfigError if a budget could never use a file at this path; `creates` is whether it creates one."""
     if path.is_dir():
         message = f"{path} is a directory: expected the path of a file, such as {path / 'rate_limits.db'}"
-        raise ConfigError(message, field="storage")
+        raise ConfigError(message, field="store")
     if path.exists():
         _check_file(path)
     else:
@@ -30,10 +30,10 @@ def _check_folder(path: Path, *, creates: bool) -> None:
     folder = next(each for each in path.parents if os.path.lexists(each))
     if not folder.is_dir():
         message = f"cannot create the directory {path.parent}: {folder} is not a directory"
-        raise ConfigError(message, field="storage")
+        raise ConfigError(message, field="store")
     if creates and not os.access(folder, os.W_OK | os.X_OK):
         message = f"cannot create {path}: this user must be able to write to {folder}"
-        raise ConfigError(message, field="storage")
+        raise ConfigError(message, field="store")
 
 
 def _check_file(path: Path) -> None:
@@ -49,9 +49,9 @@ def _check_file(path: Path) -> None:
 def refuse_wrong_path(error: Exception, path: Path, *, creates: bool = True) -> None:
     """Raise ConfigError for an error of opening a file that no retry repairs; others are outages."""
     if isinstance(error, WrongFileError):
-        raise ConfigError(str(error), field="storage") from None
+        raise ConfigError(str(error), field="store") from None
     if isinstance(error, OSError):
-        raise ConfigError(f"cannot create the directory {path.parent}: {error.strerror}", field="storage") from None
+        raise ConfigError(f"cannot create the directory {path.parent}: {error.strerror}", field="store") from None
     if creates and isinstance(error, sqlite3.Error) and (code := error_code(error)) in WRONG_PATH_CODES:
         advice = ADVICE[code].removesuffix("; the next call retries")
-        raise ConfigError(f"cannot use {path}: {advice}", field="storage") from None
+        raise ConfigError(f"cannot use {path}: {advice}", field="store") from None

@@ -46,14 +46,14 @@ class RetryQueue:
         return len(self._queue)
 
     def call(self, method: str, *arguments: Any) -> None:  # noqa: ANN401 - those of the method
-        """Call a method of the storage, or queue the call if the database is unavailable."""
+        """Call a method of the store, or queue the call if the database is unavailable."""
         try:
             getattr(self._settlements, method)(*arguments)
         except StoreUnavailable:
             self.add(method, arguments)
 
     async def call_async(self, method: str, *arguments: Any) -> None:  # noqa: ANN401 - those of the method
-        """Call a method of the storage, or queue the call if the database is unavailable."""
+        """Call a method of the store, or queue the call if the database is unavailable."""
         try:
             await getattr(self._settlements, f"{method}_async")(*arguments)
         except StoreUnavailable:

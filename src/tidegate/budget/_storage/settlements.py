@@ -220,7 +220,7 @@ def open_storage(
 
     Raises ConfigError if a path can never work. With `only_reads`, no file is created.
     """
-    text, path = str(settings.storage), find_path(settings.storage)
+    text, path = str(settings.store), find_path(settings.store)
     if path is None:
         store = OpenedStore.open(with_deadline(text, settings.deadline), clock=clock).store
         test_clock = clock if clock is not None and clock is not store.clock else None
@@ -248,30 +248,30 @@ def open_values(settings: BudgetSettings, limits: CountedLimits, clock: Clock) -
     return OpenValues(limits.unlimited.name, limits.key, settings.batch_ttl_microseconds, clock)
 
 
-def find_path(storage: str | Path) -> Path | None:
+def find_path(store: str | Path) -> Path | None:
     """Return the path of an SQLite file; None for the URL of another store."""
-    text = str(storage)
+    text = str(store)
     if "://" not in text:
         return Path(text)
-    if split_url(text, "storage").scheme != "sqlite":
+    if split_url(text, "store").scheme != "sqlite":
         return None
     return Path(unquote(text.partition("?")[0].removeprefix("sqlite:///")))
 
 
 def check_storage(settings: BudgetSettings) -> None:
-    """Raise ConfigError if the path of the storage can never work. Changes nothing."""
-    path = find_path(settings.storage)
+    """Raise ConfigError if the path of the store can never work. Changes nothing."""
+    path = find_path(settings.store)
     if path is not None:
         check_path(path)
 
 
 @contextmanager
-def locate_storage_errors(field: str = "storage", file: str | None = None) -> Iterator[None]:
+def locate_storage_errors(field: str = "store", file: str | None = None) -> Iterator[None]:
     """Name the variable or the file that configured a storage that can never work."""
     try:
         yield
     except ConfigError as error:
-        if error.field != "storage" or error.file is not None:
+        if error.field != "store" or error.file is not None:
             raise
         raise ConfigError(error.detail, file=file, field=field) from None
 

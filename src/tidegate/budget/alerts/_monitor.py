@@ -46,7 +46,7 @@ class BudgetMonitor:
         send_warning: SendWarning | None,
         *,
         fixed: bool,
-        on_database_error: str,
+        on_store_error: str,
     ) -> None:
         """Report about the budget of this name; `fixed` if its windows are fixed."""
         self.name = name
@@ -55,7 +55,7 @@ class BudgetMonitor:
         self.records: Histogram = Histogram(DURATION_BUCKETS)
         self.recorded: int = 0
         self.returned: int = 0
-        self._on_database_error = on_database_error
+        self._on_store_error = on_store_error
         self._milestones = Milestones(milestones, fixed=fixed)
         self._denying: set[str] = set()
         self._lost = False
@@ -100,7 +100,7 @@ class BudgetMonitor:
             changed, self._lost = lost is not self._lost, lost
         if changed:
             if lost:
-                description = FALLBACK_DESCRIPTIONS[self._on_database_error]
+                description = FALLBACK_DESCRIPTIONS[self._on_store_error]
                 log.error("the database is unavailable: %s; reason: %s", description, reason)
             else:
                 log.warning("the database is available again; settlements queued for it: %d", waiting)

@@ -25,6 +25,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate._limiter.waiting import MAX_PRIORITY
 from tidegate._policy.config_value import ConfigValue, load, parse
+from tidegate._policy.declared_settings import (
+    ADDRESS,
+    BOOLEAN,
+    BYTES,
+    COMMON_GROUP,
+    DURATION,
+    INTEGER,
+    PATH,
+    PATHS,
+    STORE_GROUP,
+    STRING_SCHEMA,
+    STRINGS_SCHEMA,
+    URL,
+    DeclaredSetting,
+    Kind,
+    choice,
+    options_of,
+    setting,
+)
 from tidegate._policy.setting_values import (
     PERMISSIONS,
     ListenAddress,
@@ -41,25 +60,6 @@ from tidegate._policy.setting_values import (
 )
 from tidegate.errors import ConfigError
 from tidegate.headers import STYLES
-from tidegate.service._config.options import (
-    ADDRESS,
-    BOOLEAN,
-    BYTES,
-    COMMON_GROUP,
-    DURATION,
-    INTEGER,
-    PATH,
-    PATHS,
-    STORE_GROUP,
-    STRING_SCHEMA,
-    STRINGS_SCHEMA,
-    URL,
-    Kind,
-    ServiceOption,
-    choice,
-    options_of,
-    setting,
-)
 from tidegate.service._config.policy_file import read_domains, read_policies, read_policy
 from tidegate.service._config.values import (
     DEFAULT_LISTEN,
@@ -405,7 +405,7 @@ def _find_origin(store: ConfigValue | None) -> SettingOrigin:
 
 
 def _read_strings(
-    values: Mapping[str, Flag], name_of: Callable[[ServiceOption], str], *, flags: bool
+    values: Mapping[str, Flag], name_of: Callable[[DeclaredSetting], str], *, flags: bool
 ) -> dict[str, ConfigValue]:
     """Read environment variables or command-line options; errors name the variable or option."""
     found = {}

@@ -127,7 +127,7 @@ def budget_panel(*budgets: TaskBudget) -> Panel:
 def _describe_budget(budget: TaskBudget) -> dict[str, Any]:
     usage, nothing_counted = budget.snapshot(), budget.operations.nothing_counted
     if budget.lost and not nothing_counted:
-        raise StoreUnavailable(f"the storage of budget {budget.settings.name!r} is unavailable")
+        raise StoreUnavailable(f"the store of budget {budget.settings.name!r} is unavailable")
     forecasts = forecast(budget.operations.plan, usage, budget.operations.clock.ns() // 1000)
     unused = Forecast(0.0, None)
     tiers = [{"name": name, **tier._asdict(), **forecasts.get(name, unused)._asdict()} for name, tier in usage.items()]

@@ -348,14 +348,14 @@ def bus_check(bus: Bus) -> ReadinessCheck:
     return lambda: None if bus.connected else problem
 
 
-def read_budget_settings(config: Path | None = None, storage: str | None = None) -> BudgetSettings:
+def read_budget_settings(config: Path | None = None, store: str | None = None) -> BudgetSettings:
     """Read the settings of a budget from a file, or from the environment."""
     from tidegate.budget import BudgetSettings  # noqa: PLC0415 - most services show no budget
     from tidegate.budget._settings.environment import read_environment  # noqa: PLC0415 - as above
     from tidegate.budget._settings.file import read_config  # noqa: PLC0415 - as above
 
     values = dict(read_environment().__dict__) if config is None else read_config(config)
-    return BudgetSettings(**values | ({} if storage is None else {"storage": storage}))
+    return BudgetSettings(**values | ({} if store is None else {"store": store}))
 
 
 def shown_budget(settings: BudgetSettings) -> BudgetSettings:
@@ -366,4 +366,4 @@ def shown_budget(settings: BudgetSettings) -> BudgetSettings:
             "file with --config ('tidegate init budget' writes one)"
         )
         raise ConfigError(message)
-    return replace(settings, enabled=True, webhook_url=None)
+    return replace(settings, enabled=True, webhook=None)

@@ -1,8 +1,8 @@
-"""How a setting of the service is declared: once, as a field of `Settings`.
+"""How a setting is declared: once, as a field of a dataclass.
 
     max_wait: float = setting(30.0, read_seconds, "maximum time that a call may wait for a permit", DURATION)
 
-The command-line option, the environment variable, the name in the file, the JSON schema and the table in the docs
+The name in the file, the environment variable, the command-line option, the JSON schema and the table in the docs
 follow from this declaration.
 """
 
@@ -11,15 +11,16 @@ from __future__ import annotations
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate._policy.config_value import ConfigValue
 from tidegate._policy.durations import format_exact_duration
-from tidegate._policy.setting_values import read_string_file
+from tidegate._policy.setting_values import FULL_PERCENT, read_string_file
+from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tidegate._policy.config_value import ConfigValue
-
     Read = Callable[[ConfigValue], Any]
+    Check = Callable[[Any], str | None]
 
 
 class Kind(NamedTuple):
@@ -38,6 +39,7 @@ STRING_SCHEMA: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
 STRINGS_SCHEMA: Final[dict[str, Any]] = {"anyOf": [STRING_SCHEMA, {"type": "array", "items": STRING_SCHEMA}]}
 STRING: Final = Kind(STRING_SCHEMA)
 URL: Final = Kind(STRING_SCHEMA, "URL")
+PERCENTS: Final = Kind({"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": FULL_PERCENT}})
 PATH: Final = Kind(STRING_SCHEMA, "FILE")
 PATHS: Final = Kind(STRINGS_SCHEMA, "FILE")
 ADDRESS: Final = Kind({"type": ["string", "integer"]}, "ADDRESS")
@@ -55,7 +57,7 @@ def choice(*values: str, metavar: str = "MODE") -> Kind:
     return Kind({"enum": list(values)}, metavar)
 
 
-class ServiceOption(NamedTuple):
+class DeclaredSetting(NamedTuple):
     """A setting as users set it."""
 
     name: str
@@ -68,6 +70,23 @@ class ServiceOption(NamedTuple):
     many: bool = False  # a list; its option is the name in the singular and may be repeated
     link: str = ""  # to a page of docs/, from reference/
     in_file: bool = False  # the setting with this name, without `_file`, is read from a file, because it is secret
+    variable: str = ""  # the environment variable, if its name does not follow from that of the setting
+    check: Check | None = None  # of values that are given in Python; default: `read` checks them, too
+
+    def problem(self, value: object) -> str | None:
+        """Return what is wrong with a value that is given in Python, or None."""
+        if self.check is not None:
+            return self.check(value)
+        try:
+            self.read(ConfigValue(value, field=self.name))
+        except ConfigError as error:
+            return error.detail
+        return None
+
+    @property
+    def schema(self) -> dict[str, object]:
+        """The JSON schema, with the help as description."""
+        return {**self.kind.schema, "description": self.help}
 
     @property
     def flag(self) -> str:
@@ -84,7 +103,7 @@ class ServiceOption(NamedTuple):
 class Declaration(NamedTuple):
     """The metadata of a field of Settings: without its name, which is that of the field."""
 
-    option: ServiceOption
+    option: DeclaredSetting
     file: tuple[Read, str] | None
 
 
@@ -101,30 +120,36 @@ def setting(
     many: bool = False,
     link: str = "",
     file: str | tuple[Read, str] | None = None,
+    variable: str = "",
+    check: Check | None = None,
 ) -> Any:  # noqa: ANN401 - as dataclasses.field
-    """Declare a setting: a field of Settings.
+    """Declare a setting: a field of a dataclass.
 
     `shown` describes the default in words. A `private` value is not in the repr. With `file`, a second setting, whose
     name ends in `_file`, reads the value from a file: `file` is its summary, or its reader and its summary.
     """
     words = describe_default(default, kind) if shown is None else shown
-    option = ServiceOption("", read, summary, kind, words, group, secret, many, link)
+    option = DeclaredSetting("", read, summary, kind, words, group, secret, many, link, variable=variable, check=check)
     from_file = (read_string_file, file) if isinstance(file, str) else file
-    return field(default=default, repr=not (secret or private), metadata={"setting": Declaration(option, from_file)})
+    metadata = {"setting": Declaration(option, from_file)}
+    shows = not (secret or private)
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, repr=shows, metadata=metadata)
+    return field(default=default, repr=shows, metadata=metadata)
 
 
 def describe_default(default: object, kind: Kind) -> str:
     """Return a default as the help and the docs show it."""
-    if default is None or default == ():
+    if default is None or default in ((), {}):
         return "none"
     if isinstance(default, bool):
         return str(default).lower()
     return format_exact_duration(default) if kind is DURATION else str(default)  # type: ignore[arg-type]  # seconds
 
 
-def options_of(settings: type) -> tuple[ServiceOption, ...]:
+def options_of(settings: type) -> tuple[DeclaredSetting, ...]:
     """Return the options of all settings that a class declares, in order."""
-    found: list[ServiceOption] = []
+    found: list[DeclaredSetting] = []
     for each in fields(settings):
         declared: Declaration | None = each.metadata.get("setting")
         if declared is None:
@@ -133,5 +158,5 @@ def options_of(settings: type) -> tuple[ServiceOption, ...]:
         found.append(option._replace(name=each.name))
         if file is not None:
             group = STORE_GROUP if option.group == COMMON_GROUP else option.group
-            found.append(ServiceOption(f"{each.name}_file", file[0], file[1], PATH, "", group, in_file=True))
+            found.append(DeclaredSetting(f"{each.name}_file", file[0], file[1], PATH, "", group, in_file=True))
     return tuple(found)
