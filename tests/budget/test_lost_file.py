@@ -70,7 +70,7 @@ def test_a_replaced_database_is_logged_and_counted_as_lost(open_budget, path, ca
 
 def test_a_webhook_gets_the_event_of_a_removed_database(open_budget, path):
     with run_receiver() as receiver:
-        budget = open_budget(per_month=100, deadline=0.3, webhook_url=receiver.url)
+        budget = open_budget(per_month=100, deadline=0.3, webhook=receiver.url)
         budget.record_completed_tasks(1)
         remove(path)
         budget.get_current_usage()

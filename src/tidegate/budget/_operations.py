@@ -17,7 +17,6 @@ from tidegate._policy.model import check_cost
 from tidegate._runtime.arguments import check_priority
 from tidegate._runtime.clock import SystemClock, TaskSignal, ThreadSignal
 from tidegate._runtime.flow import Flow
-from tidegate._runtime.urls import redact
 from tidegate.budget._open_batch import OpenBatch, OpenBatches
 from tidegate.budget._result import BudgetHealth, RateLimitResult, instant, result_of, usage_of
 from tidegate.budget._settings.model import storable
@@ -92,7 +91,7 @@ class BudgetOperations:
             on_store_error=settings.on_store_error,
         )
         self.ledger: Ledger | None = None
-        self._open_batches = OpenBatches(f"the budget {settings.name} in {redact(str(settings.storage))}")
+        self._open_batches = OpenBatches(f"the budget {settings.name} in {settings.shown_store}")
         self._last_usage: dict[str, Usage] = {}  # as the database last reported it
         self._load = idle if load is None and only_reads else load
         self._closed = False

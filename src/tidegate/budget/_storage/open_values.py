@@ -45,6 +45,7 @@ BATCH_TTL: Final = 40 * 86_400 * SECOND  # of a batch: longer than the longest t
 RETURNED: Final = b"returned"
 RETURNED_TTL: Final = 7 * 86_400 * SECOND  # after that, a late settlement counts as made
 RETURN_INTERVAL: Final = SECOND  # between two searches for batches of ended owners
+dump = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would create an encoder for each call
 
 
 class ApplyValues(NamedTuple):
@@ -84,7 +85,7 @@ class OpenValues:
         """Become another owner, in a forked process too: the open batches of the parent stay with the parent."""
         self.owner: str = secrets.token_hex(8)
         self._numbers = count()
-        self._held: set[str] = set()  # names of batches that are being checked, or open
+        self._held: dict[str, bytes] = {}  # by the names of batches that are being checked, or open: as first written
         self._renewed: int | None = None  # when the lease was last renewed, in steady time
         self._searched: int | None = None
 
@@ -93,8 +94,8 @@ class OpenValues:
     def reserve(self, policy: Policy, costs: Costs) -> tuple[str, tuple[Write, ...]]:
         """Name a batch that is going to be charged; returns the writes of the step that charges it."""
         name = f"{self.owner}:{next(self._numbers)}"
-        self._held.add(name)
-        write = Write(self._open, name, encode(policy, costs), BATCH_TTL, None)
+        data = self._held[name] = encode(policy, costs)
+        write = Write(self._open, name, data, BATCH_TTL, None)
         return name, (write, *self._renewals())
 
     def confirm(self, writes: tuple[Write, ...], began: int) -> None:
@@ -104,7 +105,7 @@ class OpenValues:
 
     def release(self, name: str) -> None:
         """Forget a batch that was denied, cancelled or settled; if it is stored after all, it is returned later."""
-        self._held.discard(name)
+        self._held.pop(name, None)
 
     def _renewals(self) -> tuple[Write, ...]:
         renewed, now = self._renewed, self._clock.steady()
@@ -130,7 +131,9 @@ class OpenValues:
     def settle_flow(self, settlement: Settlement) -> Flow[ValueStep, None]:
         """Correct the charge of a batch and its value. It can be repeated if the store did not answer."""
         policy, unlimited, key, at, name, share, completion = settlement
-        stored = encode(policy, share.before, None if share.first else at)
+        stored = self._held.get(name) if share.first else None
+        if stored is None:
+            stored = encode(policy, share.before, None if share.first else at)
         after = dict(zip(names(policy), share.after, strict=True))
         while True:
             last = not any(after.values())
@@ -220,7 +223,7 @@ def names(policy: Policy) -> list[str]:
 def encode(policy: Policy, costs: Costs, at: int | None = None) -> bytes:
     """Write what is still reserved, by limit; `at` is the instant of the charge, if it is not that of the value."""
     reserved = {name: cost for name, cost in zip(names(policy), costs, strict=True) if cost}
-    return json.dumps([at, reserved], separators=(",", ":")).encode()
+    return dump([at, reserved]).encode()
 
 
 def decode(value: Value) -> tuple[int, dict[str, int]]:

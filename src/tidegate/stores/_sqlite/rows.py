@@ -78,6 +78,7 @@ class StateRows:
         self.cursor = cursor
         self._kept = kept
         self.execute: Callable[..., sqlite3.Cursor] = cursor.execute
+        self.room: dict[str, int] = {}  # of listed collections, see `value_rows.take_room`
         self._shapes: dict[int, RowShape] = {}  # by id(): hashing limits would take longer than a decision
 
     def read(self, policy: Policy, key: str | bytes) -> KeyRow:

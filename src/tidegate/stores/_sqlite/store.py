@@ -462,7 +462,7 @@ def decide(rows: StateRows, call: StoreCall, now: int) -> list[Decision]:
         now = given
     if not isinstance(extra, Writes):
         return decide_asks(rows, verb, asks, now, at)
-    check_conditions(rows.execute, extra, now)
+    check_conditions(rows.execute, rows.room, extra, now)
     decisions = decide_asks(rows, verb, asks, now, at)
     if not decisions or decisions[-1].within_limits:
         write_values(rows.execute, extra, now)

@@ -25,6 +25,8 @@ SWEEP: Final = (
     "DELETE FROM value WHERE (collection, name) IN (SELECT collection, name FROM value WHERE ends <= ? LIMIT ?)"
 )
 SWEEP_ROWS: Final = 64  # values removed by one sweep
+SHARES_OF_ROOM: Final = 16
+MAX_COLLECTIONS: Final = 1000  # that are remembered with their room
 
 
 def get_value(execute: Execute, collection: Collection, name: str, now: int) -> Value | None:
@@ -41,19 +43,37 @@ def list_values(execute: Execute, collection: Collection, now: int) -> dict[str,
     }
 
 
-def check_conditions(execute: Execute, writes: Sequence[Write], now: int) -> None:
+def take_room(execute: Execute, room: dict[str, int], write: Write, added: int, now: int) -> None:
+    """Take the place of a new value in a listed collection; raises CollectionFull.
+
+    `room` is how many values may be added to each collection before its values are counted again, because counting
+    takes time in proportion to their number. A count is good for a share of the values that are still free: 16
+    processes can never exceed the maximum, more of them could by a few values. The step has `added` others, which are
+    not written yet.
+    """
+    identity = write.collection.identity
+    left = room.get(identity, 0)
+    if left <= 0:
+        size = execute(COUNT, (storable(identity), now)).fetchone()[0] + added
+        if size >= MAX_LISTED:
+            raise CollectionFull(write)
+        left = max(1, (MAX_LISTED - size) // SHARES_OF_ROOM)
+        if len(room) >= MAX_COLLECTIONS:
+            room.clear()
+    room[identity] = left - 1
+
+
+def check_conditions(execute: Execute, room: dict[str, int], writes: Sequence[Write], now: int) -> None:
     """Raise ValueConflict if a condition does not hold, or CollectionFull."""
-    sizes: dict[Collection, int] = {}  # with the values that this step adds
+    added: dict[Collection, int] = {}  # by this step
     for write in writes:
         found = get_value(execute, write.collection, write.name, now)
         if not write.holds(found):
             raise ValueConflict(write, found)
         if write.collection.listed and isinstance(write.data, bytes) and found is None:
-            if write.collection not in sizes:
-                sizes[write.collection] = execute(COUNT, (storable(write.collection.identity), now)).fetchone()[0]
-            sizes[write.collection] += 1
-            if sizes[write.collection] > MAX_LISTED:
-                raise CollectionFull(write)
+            before = added.get(write.collection, 0)
+            take_room(execute, room, write, before, now)
+            added[write.collection] = before + 1
 
 
 def write_values(execute: Execute, writes: Sequence[Write], now: int) -> None:
