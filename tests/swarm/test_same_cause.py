@@ -168,11 +168,17 @@ def test_the_recovery_is_gradual_or_remembers():
         read_recovery_settings(recovery="fast")  # type: ignore[arg-type]  # on purpose
 
 
-def test_a_freeze_of_two_intervals_or_more_replaces_the_time_at_the_reduced_capacity():
+@pytest.mark.parametrize(
+    ("freeze", "starts"),
+    [
+        (60, (60, 140, 220, 460, 1580)),  # the intervals are 80 s: 1, 1, 3 and 14 of them
+        (15, (15, 35, 55, 115, 395)),  # 20 s
+    ],
+)
+def test_a_freeze_of_half_an_interval_or_more_replaces_the_time_at_the_reduced_capacity(freeze, starts):
     """Each value halves what is missing, and is held longer; then the capacity stays just below the refused one."""
     settings = read_recovery_settings(recovery="remember", recovery_interval=30)
-    state = CapacityState(1000, settings).reduce(0, 1, "me", retry_after=60 * SECOND)
-    starts = (60, 140, 220, 460, 1580)  # the intervals are 80 s: 1, 1, 3 and 14 of them
+    state = CapacityState(1000, settings).reduce(0, 1, "me", retry_after=freeze * SECOND)
     assert [state.current(second * SECOND) for second in starts] == [500, 735, 852, 911, 940]
     assert [state.current(second * SECOND - 1) for second in starts[1:]] == [500, 735, 852, 911]
 

@@ -9,8 +9,8 @@ there for HOLD_STEPS intervals, and grows by a 64th of it after every further HO
 capacity each growth is twice as large as the one before: the limit of the server is higher than it was. Refusals of
 calls that began within one interval of a reduction belong to that reduction.
 
-A freeze that is at least as long as these LOW_STEPS intervals replaces them: the server has said when it admits calls
-again, and its window passes during the freeze. So calls go on at once when it ends, and a call that begins after that
+A freeze of at least half an interval replaces these LOW_STEPS intervals: the server has said when it admits calls
+again. So calls go on at once when it ends, and a call that begins after that
 and is refused is evidence of its own. No calls are made during a freeze, so the limit is searched with few refusals:
 between what the server has served, less an assumed burst (`after_refusal`), and the refused capacity (`_search`). The
 smaller the difference, the longer a server with a burst takes to refuse it, so the longer a value is held. The
@@ -119,7 +119,7 @@ class RecoverySettings:
 
     def is_long(self, freeze: int) -> bool:
         """Return whether a freeze replaces the intervals at the reduced value."""
-        return self.remember and self.interval is not None and freeze >= LOW_STEPS * self.interval
+        return self.remember and self.interval is not None and 2 * freeze >= self.interval
 
     def value_after(self, value: int, refused_at: int, steps: int, freeze: int = 0) -> int:
         """Return a value that was reduced when `refused_at` was refused, after this many recovery steps."""
