@@ -6,7 +6,7 @@ the tests of the core and the engine, stopping at the first failure; tests that 
 run first. A mutant that no test notices is printed with its line; some of those change nothing that can be seen
 (`--show` prints all of them).
 
-    python tests/mutants/run.py [--changed [--commits 20]] [--sample N] [--seed N] [--module limit.py] [--function parse] [--jobs 2] [--tests tests/core]
+    python tests/mutants/run.py [--changed [--commits 20]] [--sample N] [--seed N] [--module _limit.py] [--function parse] [--jobs 2] [--tests tests/core]
 """
 
 from __future__ import annotations
@@ -73,86 +73,86 @@ NAMES = {"min": "max", "max": "min", "bisect_left": "bisect_right", "bisect_righ
 
 # Mutants that change nothing anybody can see, by module, line and change, with the reason. Not planted, and counted apart.
 EQUIVALENT = {
-    ("algorithms.py", "return limit.view(state, limit, 0, now).remaining", "0 -> 1"): "what remains does not depend on the cost",
-    ("bounds.py", "if exact.denominator <= widest:", "LtE -> Lt"): "fraction_below finds the exact one too",
-    ("bounds.py", "b = pow(p, -1, q) if q > 1 else 0", "Gt -> GtE"): "the inverse modulo 1 is 0",
-    ("bounds.py", "b = pow(p, -1, q) if q > 1 else 0", "0 -> 1"): "for q = 1, the next line makes it `widest` from either",
-    ("bucket.py", "if state is not None and state[0] is limit:", "0 -> 1"): "refill, for all other states, gives the same",
-    ("bucket.py", "if now > at:", "Gt -> GtE"): "no time has passed, so nothing is refilled",
-    ("bucket.py", "if now - at > limit.max_elapsed:", "Gt -> GtE"): "both refill to the same level",
-    ("bucket.py", "if level > limit.capacity:", "Gt -> GtE"): "both are the capacity",
-    ("bucket.py", "if now > seen:", "Gt -> GtE"): "as above",
-    ("bucket.py", "if state is not None and state[0] != limit and expires_bucket(state) > now:", "Gt -> GtE"):
+    ("_algorithms.py", "return limit.view(state, limit, 0, now).remaining", "0 -> 1"): "what remains does not depend on the cost",
+    ("_bounds.py", "if exact.denominator <= widest:", "LtE -> Lt"): "fraction_below finds the exact one too",
+    ("_bounds.py", "b = pow(p, -1, q) if q > 1 else 0", "Gt -> GtE"): "the inverse modulo 1 is 0",
+    ("_bounds.py", "b = pow(p, -1, q) if q > 1 else 0", "0 -> 1"): "for q = 1, the next line makes it `widest` from either",
+    ("_bucket.py", "if state is not None and state[0] is limit:", "0 -> 1"): "refill, for all other states, gives the same",
+    ("_bucket.py", "if now > at:", "Gt -> GtE"): "no time has passed, so nothing is refilled",
+    ("_bucket.py", "if now - at > limit.max_elapsed:", "Gt -> GtE"): "both refill to the same level",
+    ("_bucket.py", "if level > limit.capacity:", "Gt -> GtE"): "both are the capacity",
+    ("_bucket.py", "if now > seen:", "Gt -> GtE"): "as above",
+    ("_bucket.py", "if state is not None and state[0] != limit and expires_bucket(state) > now:", "Gt -> GtE"):
         "at that instant it is full, which both views say alike",
-    ("bucket.py", "before = at + ceil_div(cost * owner.scale - was, owner.rate) if cost <= owner.burst else ends",
+    ("_bucket.py", "before = at + ceil_div(cost * owner.scale - was, owner.rate) if cost <= owner.burst else ends",
      "LtE -> Lt"): "for a cost of the whole burst, that is when it ends",
-    ("bucket.py", "if delta >= 0:", "GtE -> Gt"): "a change of nothing is not asked for",
-    ("bucket.py", "if delta >= 0:", "0 -> 1"): "as above",
-    ("bucket.py", "marks = tuple([(t, max(top, peak + credit) if t <= at else top + credit) for t, top in marks])",
+    ("_bucket.py", "if delta >= 0:", "GtE -> Gt"): "a change of nothing is not asked for",
+    ("_bucket.py", "if delta >= 0:", "0 -> 1"): "as above",
+    ("_bucket.py", "marks = tuple([(t, max(top, peak + credit) if t <= at else top + credit) for t, top in marks])",
      "LtE -> Lt"): "a mark of that very instant is the peak, so that both sums are the same",
-    ("bucket.py", "if state is None or state[0] is not limit:", "0 -> 1"): "only the short path is not taken",
-    ("bucket.py", "return view_bucket(state, limit, 0, now).remaining", "0 -> 1"): "what remains does not depend on the cost",
-    ("bucket.py", "if state is None or state[0] is not limit or cost > limit.burst:", "Gt -> GtE"):
+    ("_bucket.py", "if state is None or state[0] is not limit:", "0 -> 1"): "only the short path is not taken",
+    ("_bucket.py", "return view_bucket(state, limit, 0, now).remaining", "0 -> 1"): "what remains does not depend on the cost",
+    ("_bucket.py", "if state is None or state[0] is not limit or cost > limit.burst:", "Gt -> GtE"):
         "only the short path is not taken",
-    ("bucket.py", "if state is None or state[0] is not limit or cost > limit.burst:", "0 -> 1"): "as above",
-    ("calendar.py", "start, end = _recent(self, now // (60 * SECOND))", "60 -> 61"): "only which windows are remembered",
-    ("calendar.py", "return (start, end) if start <= now < end else _bounds(self, now)", "LtE -> Lt"): "as above",
-    ("calendar.py", "return _bounds(kind, minute * 60 * SECOND)", "60 -> 61"): "as above",
-    ("calendar.py", "return _bounds(kind, minute * 60 * SECOND)", "Mult -> FloorDiv"): "as above",
-    ("calendar.py", "return _bounds(kind, minute * 60 * SECOND)", "Mult -> FloorDiv (2)"): "as above",
-    ("calendar.py", "@lru_cache(maxsize=1024)", "1024 -> 1025"): "as above",
-    ("calendar.py", "@lru_cache(maxsize=256)", "256 -> 257"): "as above",
-    ("calendar.py", "while _instant(kind, first, zone) > now:", "Gt -> GtE"): "the loop below steps forward again",
-    ("calendar.py", "first = _step(kind, first, -1)", "1 -> 2"): "as above",
-    ("calendar.py", "while (end := _instant(kind, following := _step(kind, first, 1), zone)) <= now:", "LtE -> Lt"):
+    ("_bucket.py", "if state is None or state[0] is not limit or cost > limit.burst:", "0 -> 1"): "as above",
+    ("_calendar.py", "start, end = _recent(self, now // (60 * SECOND))", "60 -> 61"): "only which windows are remembered",
+    ("_calendar.py", "return (start, end) if start <= now < end else _bounds(self, now)", "LtE -> Lt"): "as above",
+    ("_calendar.py", "return _bounds(kind, minute * 60 * SECOND)", "60 -> 61"): "as above",
+    ("_calendar.py", "return _bounds(kind, minute * 60 * SECOND)", "Mult -> FloorDiv"): "as above",
+    ("_calendar.py", "return _bounds(kind, minute * 60 * SECOND)", "Mult -> FloorDiv (2)"): "as above",
+    ("_calendar.py", "@lru_cache(maxsize=1024)", "1024 -> 1025"): "as above",
+    ("_calendar.py", "@lru_cache(maxsize=256)", "256 -> 257"): "as above",
+    ("_calendar.py", "while _instant(kind, first, zone) > now:", "Gt -> GtE"): "the loop below steps forward again",
+    ("_calendar.py", "first = _step(kind, first, -1)", "1 -> 2"): "as above",
+    ("_calendar.py", "while (end := _instant(kind, following := _step(kind, first, 1), zone)) <= now:", "LtE -> Lt"):
         "an instant's local date is never before a reset at that instant, so the loop above has found its window",
-    ("decision.py", "def acquire(", "dropped: del at"): "only says that the argument is not used",
-    ("decision.py", "def reset(", "dropped: del states, costs, now, at"): "as above",
-    ("decision.py", "ZERO_COSTS: Final = tuple((0,) * count for count in range(9))", "9 -> 10"): "both are as many zeros",
-    ("decision.py", "return remaining if remaining > 0 else 0", "Gt -> GtE"): "both are 0",
-    ("limit.py", "scale: int = field(init=False, repr=False, compare=False, default=1)", "1 -> 2"): "set before it is used",
-    ("limit.py", "rate: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
-    ("limit.py", "capacity: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
-    ("limit.py", "floor: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
-    ("limit.py", "max_elapsed: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
-    ("limit.py", "tick: int = field(init=False, repr=False, compare=False, default=1)", "1 -> 2"): "as above",
-    ("limit.py", "return match.end() if match else 0", "0 -> 1"): "the expression matches nothing at all, too",
-    ("limit.py", "place = good.end() if good else 0", "0 -> 1"): "as above",
-    ("limit.py", "return 0, False", "0 -> 1"): "of a period that is not exact, the length is not read",
-    ("log.py", "if len(times) > tail:", "Gt -> GtE"): "nothing lies behind the tail, so nothing is cut",
-    ("log.py", "if head > 16 and head * 2 > tail:", "Gt -> GtE"): "when to copy a log, not what is in it",
-    ("log.py", "if head > 16 and head * 2 > tail:", "Gt -> GtE (2)"): "as above",
-    ("log.py", "if head > 16 and head * 2 > tail:", "16 -> 17"): "as above",
-    ("log.py", "if head > 16 and head * 2 > tail:", "2 -> 3"): "as above",
-    ("log.py", "if head > 16 and head * 2 > tail:", "And -> Or"): "as above",
-    ("log.py", "if head > 16 and head * 2 > tail:", "condition negated"): "as above",
-    ("log.py", "if total < 0 and front == head + len(changes):", "Lt -> LtE"):
+    ("_decision.py", "def acquire(", "dropped: del at"): "only says that the argument is not used",
+    ("_decision.py", "def reset(", "dropped: del states, costs, now, at"): "as above",
+    ("_decision.py", "ZERO_COSTS: Final = tuple((0,) * count for count in range(9))", "9 -> 10"): "both are as many zeros",
+    ("_decision.py", "return remaining if remaining > 0 else 0", "Gt -> GtE"): "both are 0",
+    ("_limit.py", "scale: int = field(init=False, repr=False, compare=False, default=1)", "1 -> 2"): "set before it is used",
+    ("_limit.py", "rate: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
+    ("_limit.py", "capacity: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
+    ("_limit.py", "floor: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
+    ("_limit.py", "max_elapsed: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
+    ("_limit.py", "tick: int = field(init=False, repr=False, compare=False, default=1)", "1 -> 2"): "as above",
+    ("_limit.py", "return match.end() if match else 0", "0 -> 1"): "the expression matches nothing at all, too",
+    ("_limit.py", "place = good.end() if good else 0", "0 -> 1"): "as above",
+    ("_limit.py", "return 0, False", "0 -> 1"): "of a period that is not exact, the length is not read",
+    ("_log.py", "if len(times) > tail:", "Gt -> GtE"): "nothing lies behind the tail, so nothing is cut",
+    ("_log.py", "if head > 16 and head * 2 > tail:", "Gt -> GtE"): "when to copy a log, not what is in it",
+    ("_log.py", "if head > 16 and head * 2 > tail:", "Gt -> GtE (2)"): "as above",
+    ("_log.py", "if head > 16 and head * 2 > tail:", "16 -> 17"): "as above",
+    ("_log.py", "if head > 16 and head * 2 > tail:", "2 -> 3"): "as above",
+    ("_log.py", "if head > 16 and head * 2 > tail:", "And -> Or"): "as above",
+    ("_log.py", "if head > 16 and head * 2 > tail:", "condition negated"): "as above",
+    ("_log.py", "if total < 0 and front == head + len(changes):", "Lt -> LtE"):
         "a change of nothing leaves the log as it is, copied or not",
-    ("log.py", "if total < 0 and front == head + len(changes):", "0 -> 1"):
+    ("_log.py", "if total < 0 and front == head + len(changes):", "0 -> 1"):
         "as above",
-    ("log.py", "if state is None or state[0] is not limit:", "0 -> 1"): "`current` returns a state of the limit itself",
-    ("log.py", "if times[head] > now - limit.length and times[last] <= now:", "Sub -> Add"):
+    ("_log.py", "if state is None or state[0] is not limit:", "0 -> 1"): "`current` returns a state of the limit itself",
+    ("_log.py", "if times[head] > now - limit.length and times[last] <= now:", "Sub -> Add"):
         "only the short path is not taken",
-    ("log.py", "if now < times[tail - 1]:", "Lt -> LtE"): "both are the same instant",
-    ("log.py", "if state[0] is not limit:", "0 -> 1"): "for the limit itself, that is the same instant",
-    ("log.py", 'return LogEntries(array("q"), array("q")), 0, 0, 0, now', "0 -> 1 (3)"): "sums are compared with their base",
-    ("log.py", "if delta < 0:", "Lt -> LtE"): "a change of nothing is not asked for",
-    ("log.py", "if delta < 0:", "0 -> 1"): "as above",
-    ("sliding.py", "def _rolled(state: State | None, limit: Limit, now: int) -> tuple[int, int, int, int]:",
+    ("_log.py", "if now < times[tail - 1]:", "Lt -> LtE"): "both are the same instant",
+    ("_log.py", "if state[0] is not limit:", "0 -> 1"): "for the limit itself, that is the same instant",
+    ("_log.py", 'return LogEntries(array("q"), array("q")), 0, 0, 0, now', "0 -> 1 (3)"): "sums are compared with their base",
+    ("_log.py", "if delta < 0:", "Lt -> LtE"): "a change of nothing is not asked for",
+    ("_log.py", "if delta < 0:", "0 -> 1"): "as above",
+    ("_sliding.py", "def _rolled(state: State | None, limit: Limit, now: int) -> tuple[int, int, int, int]:",
      "dropped: state = current(state, limit, now)"): "windows that have ended count nothing, and begin where new ones do",
-    ("sliding.py", "if state is not None and state[0] is limit and now - state[3] < limit.length:", "Sub -> Add"):
+    ("_sliding.py", "if state is not None and state[0] is limit and now - state[3] < limit.length:", "Sub -> Add"):
         "only the short path is not taken",
-    ("sliding.py", "elif start - limit.length <= at < start:", "Lt -> LtE"): "the branch above has taken the start itself",
-    ("windows.py", "again = min(end, expires) if overlaps else 0", "0 -> 1"): "no window ends that soon after 1970",
-    ("windows.py", "return _view_common(limit, cost, 0, 0)", "0 -> 1"): "a window that has ended has used nothing",
-    ("windows.py", "return View((left, retry, counted[-1][2] - now if counted else 0))", "0 -> 1"):
+    ("_sliding.py", "elif start - limit.length <= at < start:", "Lt -> LtE"): "the branch above has taken the start itself",
+    ("_windows.py", "again = min(end, expires) if overlaps else 0", "0 -> 1"): "no window ends that soon after 1970",
+    ("_windows.py", "return _view_common(limit, cost, 0, 0)", "0 -> 1"): "a window that has ended has used nothing",
+    ("_windows.py", "return View((left, retry, counted[-1][2] - now if counted else 0))", "0 -> 1"):
         "a state that has not expired has a window that counts",
-    ("windows.py", "if state is not None and state[0] is limit:", "0 -> 1"):
+    ("_windows.py", "if state is not None and state[0] is limit:", "0 -> 1"):
         "what follows, for all other states, gives the same",
-    ("windows.py", "if delta > 0 and (at is None or (not held and start <= at <= now)):", "Gt -> GtE"):
+    ("_windows.py", "if delta > 0 and (at is None or (not held and start <= at <= now)):", "Gt -> GtE"):
         "a change of nothing is not asked for",
-    ("windows.py", "if delta >= 0:", "GtE -> Gt"): "what is left to change is nothing, and changes nothing",
-    ("windows.py", "if delta >= 0:", "0 -> 1"): "as above",
+    ("_windows.py", "if delta >= 0:", "GtE -> Gt"): "what is left to change is nothing, and changes nothing",
+    ("_windows.py", "if delta >= 0:", "0 -> 1"): "as above",
 }  # fmt: skip
 
 
@@ -375,7 +375,7 @@ def main() -> None:
         importlib.import_module(name)  # once, for all that are forked
 
     groups = [options.tests] if options.tests else TESTS
-    control = Mutant("algorithms.py", 0, "nothing changed", (CORE / "algorithms.py").read_text(encoding="utf-8"))
+    control = Mutant("_algorithms.py", 0, "nothing changed", (CORE / "_algorithms.py").read_text(encoding="utf-8"))
     if all(os.waitpid(start(control, groups)[0], 0)[1] for _ in range(2)):
         sys.exit("the tests fail twice without a mutant: nothing can be said")
     began = time.monotonic()
