@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentTypeError
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from tidegate._cli import EXIT_DENIED, EXIT_OK
 from tidegate._cli.arguments import duration, integer, positive_integer
 from tidegate._cli.file_kinds import recognise
-from tidegate._cli.plan_tables import write_diff, write_replay, write_suggestion
+from tidegate._cli.plan_tables import write_diff, write_replay, write_simulation, write_suggestion
+from tidegate.core import Limit
 from tidegate.core._algorithms import ALGORITHMS
 from tidegate.core._bounds import SECOND
 from tidegate.errors import ConfigError
-from tidegate.plan import ReplayOptions, SuggestOptions, diff, replay, suggest
+from tidegate.plan import (
+    ReplayOptions,
+    SimulateOptions,
+    SuggestOptions,
+    compare_algorithms,
+    diff,
+    replay,
+    simulate,
+    suggest,
+)
 from tidegate.plan._conditions import DIFF_FIGURES, REPLAY_FIGURES, Condition
 from tidegate.plan._logs.formats import FORMATS, LogOptions
 from tidegate.plan._logs.records import KNOWN_NAMES
-from tidegate.plan._markdown import diff_markdown, replay_markdown
+from tidegate.plan._markdown import diff_markdown, replay_markdown, simulation_markdown
 from tidegate.plan._report import ClientNames
 from tidegate.plan._rules.load import REPLAYED_KINDS, RulesSpec, is_limit, read_spec
+from tidegate.plan._traffic import FIELDS
+from tidegate.service import load_settings
 
 if TYPE_CHECKING:
     import argparse
@@ -39,15 +52,23 @@ EXAMPLES: Final = (
     ),
     ("tidegate plan suggest access.log > config.yaml", "limits for the endpoints of a log, with their reasons"),
     ('tidegate plan replay access.log --policy config.yaml --log-format "$FORMAT"', "a log_format of nginx"),
+    (
+        "tidegate plan simulate 100/1m --traffic 'bursts size=200 every=30s' --retries 3",
+        "what would each algorithm do with this traffic?",
+    ),
 )
 ACTIONS: Final = {
     "replay": "decide about every request of logs, and report what was denied",
     "diff": "compare two sets of rules, decision by decision",
     "suggest": "suggest limits that would have denied few clients and requests, as YAML",
+    "simulate": "decide about generated traffic by several rules, side by side",
 }
 OPTIONS: Final = {
     "policy": ("replay", "suggest"),
-    "retries": ("replay",),
+    "retries": ("replay", "simulate"),
+    "traffic": ("simulate",),
+    "hidden": ("simulate",),
+    "wait": ("simulate",),
     "log": ("diff", "suggest"),
     "fail_if": ("replay", "diff"),
     "markdown": ("replay", "diff"),
@@ -75,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="FILE",
         help="replay, suggest: logs, plain or compressed with gzip (replay: - is standard input); diff: the old "
-        "and the new rules",
+        "and the new rules; simulate: limits such as 100/1m, or the file of a service",
     )
     add_log_options(parser)
     rules = parser.add_argument_group("the rules")
@@ -103,6 +124,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="let each denied client come back after its Retry-After, up to N times for each request (default: 0)",
     )
     add_suggest_options(parser)
+    add_simulate_options(parser)
     report = parser.add_argument_group("the report")
     report.add_argument("--markdown", action="store_true", help="write Markdown, for a pull request")
     report.add_argument(
@@ -189,6 +211,28 @@ def add_suggest_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_simulate_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `simulate`."""
+    group = parser.add_argument_group("simulate")
+    kinds = "; ".join(f"{kind} {' '.join(f'{field}=…' for field in fields)}" for kind, fields in FIELDS.items())
+    group.add_argument(
+        "--traffic", action="append", default=[], metavar="TRAFFIC",
+        help=f"calls to generate (repeatable): {kinds}; each also with clients=N and busiest=SHARE of the first client",
+    )  # fmt: skip
+    group.add_argument("--duration", type=duration, default=600.0, metavar="TIME", help="how long (default: 10m)")
+    group.add_argument("--seed", type=integer, default=1, metavar="N", help="of the generated calls (default: 1)")
+    group.add_argument(
+        "--obedient", type=read_share, default=1.0, metavar="SHARE",
+        help="clients that wait for Retry-After before they retry; the others retry within a second (default: 100%%)",
+    )  # fmt: skip
+    group.add_argument(
+        "--wait", type=duration, metavar="TIME", help="callers wait in a queue for so long, instead of being denied"
+    )
+    group.add_argument(
+        "--hidden", metavar="LIMIT", help="a limit of the provider on all admitted calls, such as '50/1s sliding_log'"
+    )
+
+
 def read_share(text: str) -> float:
     """Read a share such as 0.1% or 0.001."""
     try:
@@ -245,7 +289,44 @@ def run_suggest(args: argparse.Namespace, options: ReplayOptions) -> Result:
     return suggest(paths, wanted, rules, options), write_suggestion, lambda _report, _top: ""
 
 
-ACTIONS_BY_NAME: Final = {"replay": run_replay, "diff": run_diff, "suggest": run_suggest}
+def run_simulate(args: argparse.Namespace, options: ReplayOptions) -> Result:
+    """Simulate rules under generated traffic."""
+    if not args.traffic:
+        raise ConfigError(f"expected traffic, such as: {EXAMPLES[-1][0]}", field="--traffic")
+    if args.wait and args.retries:
+        raise ConfigError("cannot be combined with --retries: a caller waits, or comes back", field="--wait")
+    hidden = None if args.hidden is None else read_limit_option(args.hidden, "--hidden")
+    wanted = SimulateOptions(
+        duration=round(args.duration * SECOND),
+        seed=args.seed,
+        retries=args.retries,
+        obedient=args.obedient,
+        wait=round((args.wait or 0) * SECOND),
+        hidden=hidden,
+        progress=options.progress,
+    )
+    rules = {name: limits for text in args.files for name, limits in read_simulated(text).items()}
+    return simulate(rules, args.traffic, wanted), write_simulation, simulation_markdown
+
+
+def read_simulated(text: str) -> dict[str, list[Limit]]:
+    """Return the rules of an argument: the policies of a service file, limits, or one limit with each algorithm."""
+    if Path(text).exists():
+        policies = load_settings(text, environment=os.environ).policies
+        return {name: list(entry.policy.limits) for name, entry in policies.entries.items()}
+    limits = [read_limit_option(each.strip(), "FILE") for each in text.split(",")]
+    return {", ".join(map(str, limits)): limits} if len(limits) > 1 else compare_algorithms(text)
+
+
+def read_limit_option(text: str, field: str) -> Limit:
+    """Return a limit; raises ConfigError."""
+    try:
+        return Limit.parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{text!r}: {error}", field=field) from None
+
+
+ACTIONS_BY_NAME: Final = {"replay": run_replay, "diff": run_diff, "suggest": run_suggest, "simulate": run_simulate}
 
 
 def refuse_unused_options(args: argparse.Namespace) -> None:

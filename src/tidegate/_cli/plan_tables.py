@@ -214,3 +214,37 @@ def write_suggestion(report: dict[str, Any], output: Output, top: int) -> None:
     missed = report["goal"]["missed"]
     lines += [f"# more requests are denied than wanted: {', '.join(missed)}"] if missed else []
     output.write_lines([output.clean(line, 160) for line in lines])
+
+
+def write_simulation(report: dict[str, Any], output: Output, top: int) -> None:
+    """Write the outcomes of a simulation: a row and a curve for each rule."""
+    del top  # every rule is shown
+    output.write_line(
+        f"{', '.join(report['traffic'])}: {counted(sum(report['offered']), 'call')} in "
+        f"{format_duration(report['duration'])}, seed {report['seed']}"
+    )
+    hidden = report["behaviour"]["hidden"]
+    rows = []
+    for rule in report["rules"]:
+        waits = rule["waits"]
+        cells = [rule["rule"], f"{rule['admitted']:,}", percent(rule["admitted_share"]), f"{rule['denied']:,}"]
+        cells.append(f"{rule['attempts']:,}")
+        cells += [format_duration(waits[name]) if waits[name] else "-" for name in ("median", "p95")]
+        cells.append(", ".join(f"{burst['worst']:,} of {burst['quota']:,}" for burst in rule["bursts"]))
+        rows.append((*cells, *([f"{rule['refused']:,}"] if hidden else [])))
+    names = ["admitted", "", "denied", "attempts", "median wait", "p95 wait", "worst burst"]
+    names += ["refused"] if hidden else []
+    output.write_line()
+    output.write_table(TextTable((TableColumn("rule", shrinks=True), *columns("", *names)[1:]), rows))
+    output.write_line()
+    width = max(len(rule["rule"]) for rule in report["rules"])
+    curves = {"calls": report["offered"]} | {rule["rule"]: rule["timeline"]["admitted"] for rule in report["rules"]}
+    for name, values in curves.items():
+        curve = draw_curve(shrink(values, CURVE_WIDTH))
+        style = "cyan" if name == "calls" else "green"
+        output.write_line(f"{name:<{width}} {output.style(curve, style)} up to {max(values):,}")
+    step = format_duration(report["step"])
+    output.write_line(
+        f"The curves show calls and admitted calls per {step}. A worst burst is the most calls of one client", "dim"
+    )
+    output.write_line("that were admitted within any period of the limit, wherever it starts.", "dim")

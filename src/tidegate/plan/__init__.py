@@ -11,6 +11,7 @@ from tidegate.plan._api import ReplayOptions, diff, replay, suggest
 from tidegate.plan._logs.formats import LogOptions
 from tidegate.plan._report import ClientNames, Report
 from tidegate.plan._rules.load import RulesSpec, read_spec
+from tidegate.plan._simulate import SimulateOptions, compare_algorithms, simulate
 from tidegate.plan._suggest import SuggestOptions, to_yaml
 
 __all__ = [
@@ -19,10 +20,13 @@ __all__ = [
     "ReplayOptions",
     "Report",
     "RulesSpec",
+    "SimulateOptions",
     "SuggestOptions",
+    "compare_algorithms",
     "diff",
     "read_spec",
     "replay",
+    "simulate",
     "suggest",
     "to_yaml",
 ]

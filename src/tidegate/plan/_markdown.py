@@ -84,3 +84,23 @@ def rules_diff(old: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]
         lines += [f"+ {name}: {limit}" for limit in after if limit not in before]
         lines += [f"  {name}: {limit}" for limit in after if limit in before]
     return [line.replace("`", "'") for line in lines]
+
+
+def simulation_markdown(report: Mapping[str, Any], top: int) -> str:
+    """Return the report of a simulation."""
+    del top  # every rule is shown
+    lines = [
+        "## Simulation", "",
+        (
+            f"{', '.join(report['traffic'])}: {sum(report['offered']):,} calls in {report['duration']:,.0f} s, "
+            f"seed {report['seed']}."
+        ), "",
+        "| rule | admitted | denied | attempts | p95 wait | worst burst |", "|---|---:|---:|---:|---:|---|",
+    ]  # fmt: skip
+    for rule in report["rules"]:
+        bursts = ", ".join(f"{each['worst']:,} of {each['quota']:,}" for each in rule["bursts"])
+        lines.append(
+            f"| `{rule['rule']}` | {rule['admitted']:,} | {rule['denied']:,} | {rule['attempts']:,} | "
+            f"{rule['waits']['p95'] or 0:.1f} s | {bursts} |"
+        )
+    return "\n".join([*lines, ""])
