@@ -212,7 +212,7 @@ class FileTable(NamedTuple):
 def file_tables() -> Iterator[FileTable]:
     """Return the settings of all files except that of the service."""
     limits = ("concepts/limits.md", "attribute")
-    provider = (("howto/outbound.md", "field"),)
+    provider = (("reference/outbound.md", "field"),)
     inbound = KINDS["inbound"].schema()["properties"]["rate_limiting"]["anyOf"][0]
     category = inbound["properties"]["categories"]["additionalProperties"]["anyOf"][0]
     egress = KINDS["egress"].schema()
@@ -221,7 +221,7 @@ def file_tables() -> Iterator[FileTable]:
     yield FileTable("Provider file", (*LIMIT_FIELDS, *PROVIDER_FIELDS), KINDS["provider"].schema(), provider)
     yield FileTable("Pool in a provider file", POOL_FIELDS, {}, (("howto/money.md", "field of `pool`"),))
     yield FileTable("Member of a pool", (*MEMBER_FIELDS, *KEY_FIELDS), {}, member)
-    yield FileTable("Profile", PROFILE_FIELDS, {}, (("howto/outbound.md", "field of a profile"),))
+    yield FileTable("Profile", PROFILE_FIELDS, {}, (("reference/outbound.md", "field of a profile"),))
     yield FileTable(
         "Source file", SOURCE_FIELDS, KINDS["source"].schema(), (("reference/sources.md", "field of a source"),)
     )

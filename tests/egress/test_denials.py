@@ -88,9 +88,9 @@ async def test_a_call_waits_for_its_permit_and_says_how_long(upstream):
         assert (counts.requests, counts.waited) == (2, 11_000_000)
 
 
-async def test_the_deadline_is_that_of_the_provider_unless_the_call_has_one(upstream):
+async def test_the_deadline_is_that_of_the_file_unless_the_call_has_one(upstream):
     clock = ManualClock(start=START)
-    settings = {"timeout": 100, "timeouts": {"up": "5s"}, "max_timeout": "50s"}
+    settings = {"timeout": 5, "whole_timeout": "50s"}
     async with running(upstream.url, settings, clock=clock, limits=["1/1h"]) as gateway:
         await gateway.get("/up/x")
         counts = gateway.gateway.stats.counts("local", "up")

@@ -131,10 +131,30 @@ async def test_a_provider_that_drips_its_head_or_says_nothing_times_out(upstream
             await asyncio.sleep(0.02)
 
     upstream.script = drip
-    async with running(upstream.url, {"upstream_timeout": 0.3}) as gateway:
+    async with running(upstream.url, {"first_byte_timeout": 0.3}) as gateway:
         status, _, body = await gateway.get("/up/x")
         assert (status, json.loads(body)["error"]["type"]) == (504, "upstream-timeout")
         assert await count(gateway) == 1
+
+
+async def test_a_call_that_takes_too_long_is_ended(upstream):
+    async def drip(_reader, writer):
+        writer.write(HEAD + b"Content-Length: 1000\r\n\r\n")
+        while True:
+            writer.write(b"a")
+            await asyncio.sleep(0.02)
+
+    async def silent(_reader, _writer):
+        await asyncio.Event().wait()
+
+    async with running(upstream.url, {"whole_timeout": 0.5}) as gateway:
+        upstream.script = silent
+        status, _, body = await gateway.get("/up/x")
+        assert (status, json.loads(body)["error"]["type"]) == (504, "call-timeout")
+        upstream.script = drip
+        with pytest.raises(aiohttp.ClientError):
+            await gateway.get("/up/x")
+        assert await count(gateway) == 2
 
 
 async def test_a_provider_that_cannot_be_reached_costs_nothing():
@@ -184,7 +204,7 @@ async def test_a_refusal_with_an_endless_body_is_passed_on_and_learned_from(upst
 async def test_bad_requests_of_clients_are_answered_or_closed(upstream, caplog):
     caplog.set_level(logging.DEBUG)
     upstream.script = sends(HEAD + b"Content-Length: 2\r\n\r\nok")
-    settings = {"callers": {"a": {"token": TOKEN}}, "max_header": 4096, "idle_timeout": 0.5}
+    settings = {"callers": {"a": {"token": TOKEN}}, "max_header": 4096, "whole_timeout": 0.5}
     async with running(upstream.url, settings, api_key=KEY, key={"header": "Authorization"}) as gateway:
         token = f"Authorization: Bearer {TOKEN}\r\n".encode()
         for request in (
@@ -239,7 +259,7 @@ async def test_a_provider_that_does_not_read_an_upload_times_out(upstream):
             yield b"x" * 2**16
 
     upstream.script = script
-    async with running(upstream.url, {"upstream_timeout": 0.3}, concurrency=1) as gateway:
+    async with running(upstream.url, {"first_byte_timeout": 0.3}, concurrency=1) as gateway:
         status, _, body = await gateway.send("POST", "/up/x", data=upload())
         assert (status, json.loads(body)["error"]["type"]) == (504, "upstream-timeout")
         assert await count(gateway) == 1

@@ -123,10 +123,10 @@ async def test_a_private_host_that_is_no_longer_allowed_is_not_reached_over_an_o
 async def test_other_upstreams_and_timeouts_take_effect(upstream, tmp_path):
     with QuotaServer(respond=lambda _request: as_json({"other": True})) as other:
         async with watched(upstream, tmp_path) as gateway:
-            gateway.write(upstreams={"up": other.url}, upstream_timeout="5s", timeout="7s")
+            gateway.write(upstreams={"up": other.url}, first_byte_timeout="5s", timeout="7s")
             assert await gateway.status() == 200
             assert len(other.requests) == 1
-            assert (gateway.gateway.settings.timeout, gateway.gateway.settings.upstream_timeout) == (7.0, 5.0)
+            assert (gateway.gateway.settings.timeout, gateway.gateway.settings.first_byte_timeout) == (7.0, 5.0)
 
 
 async def test_settings_of_the_start_need_a_restart_and_say_so(upstream, tmp_path, caplog):

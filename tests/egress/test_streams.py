@@ -163,7 +163,7 @@ async def test_a_provider_that_goes_away_ends_the_answer_visibly_and_is_settled(
 
 
 async def test_a_slow_reader_slows_the_provider_down_and_is_ended_in_time(upstream):
-    async with running(upstream.url, {"client_timeout": 1}) as gateway:
+    async with running(upstream.url, {"first_byte_timeout": 1}) as gateway:
         _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
         writer.write(b"GET /up/endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await settled(lambda: upstream.received > 0)
@@ -203,7 +203,7 @@ async def test_curls_expectation_is_answered_before_the_body_is_sent(upstream):
 
 
 async def test_a_client_that_stops_sending_its_body_is_answered(upstream):
-    async with running(upstream.url, {"client_timeout": 0.2}) as gateway:
+    async with running(upstream.url, {"first_byte_timeout": 0.2}) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"POST /up/upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
         assert b" 408 " in await reader.readline()

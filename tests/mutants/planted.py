@@ -85,7 +85,7 @@ DEFECTS: Final = (
     Defect(
         "a long output keeps its first reservation beside the second",
         "outbound/_quota/settlement.py",
-        "            yield from self.account.shrink_flow(charge, units)\n",
+        "            yield from self.account.shrink_flow(self.charge, self._output_units(first))\n",
         "            yield from ()\n",
         ("tests/outbound/test_streamed_outputs.py",),
     ),

@@ -39,6 +39,14 @@ def used(store, known, key="x.example"):
     return [said.limit.burst - said.remaining for said in peeked.limits]
 
 
+def settle_tokens(gate, result, tokens):
+    """Settle a response whose body reports this many tokens."""
+    result.settlement.open()
+    result.settlement.feed(b'{"usage": {"total_tokens": %d}}' % tokens)
+    result.settlement.end()
+    gate.run(result.settlement.settle_flow())
+
+
 async def settle():
     """Let every task go as far as it can."""
     for _ in range(50):

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from tests.cases import cases
-from tests.outbound.flows import CALL, START, Failing, answer, limited, providers, reply, settle, used
+from tests.outbound.flows import CALL, START, Failing, answer, limited, providers, reply, settle, settle_tokens, used
 from tidegate import Denied
 from tidegate.outbound import AsyncGate, Gate
 from tidegate.stores import MemoryStore
@@ -32,7 +32,7 @@ def test_tokens_of_a_recharged_request_are_settled_in_the_new_window(limit, esti
     store = MemoryStore(clock=clock)
     known = limited("500/1m", limit, estimate={"tokens": estimate}, **slots)
     gate = Gate(known, store)
-    gate.run(answer(gate).settlement.settle_flow({"tokens": 7}))  # opens a window
+    settle_tokens(gate, answer(gate), 7)  # opens a window
     clock.advance(50)
 
     def send(_provider):
@@ -42,7 +42,7 @@ def test_tokens_of_a_recharged_request_are_settled_in_the_new_window(limit, esti
     result = gate.run(gate.send_flow(CALL, send))
     first = 0 if flight > 10 else 7
     assert used(store, known)[1] == estimate + first
-    gate.run(result.settlement.settle_flow({"tokens": actual}))
+    settle_tokens(gate, result, actual)
     assert used(store, known)[1:] == [actual + first, *(0 for _ in slots)]
     gate.close()
 

@@ -41,7 +41,7 @@ def test_a_response_is_returned_during_a_store_outage(status, capacity, headers)
     assert result.response == status
     assert gate.capacities() == {"x.example": capacity}
     store.fail = False
-    gate.run(result.settlement.settle_flow(None))
+    gate.run(result.settlement.settle_flow())
     assert used(store, known)[1] == 0
     gate.close()
 

@@ -200,7 +200,7 @@ def test_a_strict_call_sends_what_is_reserved_as_its_maximum(store):
     with Client(model, store, strict=True) as client:
         teach(client)
         model.length = 1000
-        assert reserved(client, max_tokens=5000, max_completion_tokens=70) == (110, 80)
+        assert reserved(client, max_tokens=20_000, max_completion_tokens=70) == (110, 80)
         assert model.bodies[-1]["max_tokens"] == 100
         assert model.bodies[-1]["max_completion_tokens"] == 70
         store.clock.advance(61)
@@ -214,7 +214,7 @@ def test_what_strict_calls_reserve_grows_when_outputs_are_cut_off(store):
         teach(client)
         model.length = 1000
         for _ in range(100):
-            client.post(URL, json={"model": "m", "max_tokens": 5000})
+            client.post(URL, json={"model": "m", "max_tokens": 20_000})
             store.clock.advance(61)
         assert model.bodies[-1]["max_tokens"] >= 1000
         assert client.metrics()["overrun"] == 0
@@ -226,7 +226,7 @@ def test_a_call_says_where_its_output_is_truncated(store):
     with Client(model, store, strict=True) as client:
         teach(client)
         assert client.metrics()["truncated"] == 0
-        for body, expected in (({"max_tokens": 5000}, 100), ({"max_tokens": 50}, None), ({}, 100)):
+        for body, expected in (({"max_tokens": 20_000}, 100), ({"max_tokens": 50}, None), ({}, 100)):
             response = client.post(URL, json={"model": "m", **body})
             assert response.extensions["tidegate"].truncates_at == expected
             store.clock.advance(61)
@@ -243,7 +243,7 @@ def test_the_outputs_of_a_request_share_what_is_reserved(store):
     model = Model(100)
     with Client(model, store, strict=True) as client:
         teach(client)
-        assert reserved(client, max_tokens=5000, n=4)[0] == 410
+        assert reserved(client, max_tokens=20_000, n=4)[0] == 410
         assert model.bodies[-1]["max_tokens"] == 100
 
 

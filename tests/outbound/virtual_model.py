@@ -73,9 +73,9 @@ class Simulation:
         self.gates = [self.open_gate() for _ in range(processes)]
         self.generation = [0] * processes
         self.factor = 1
-        self.refusals, self.answers, self.cut_off = [], 0, 0
+        self.refusals, self.answers = [], 0
         self.running = set()  # answers that are being produced
-        self.sent = 0  # requests that have not arrived
+        self.sent = []  # the bounds of requests that have not arrived
         for agent in range(agents):
             self.at(self.random.random() * PERIOD, partial(self.call, agent % processes, 0))
 
@@ -152,13 +152,13 @@ class Simulation:
         except StopIteration as done:
             return done.value
         delay = 0.01 + 0.05 * self.random.random()
-        self.sent += 1
+        self.sent.append(bound_of(sent[-1]))
         self.at(delay, partial(self.deliver, process, generation, flow, sent, again))
         return None
 
-    def deliver(self, *call):
-        self.sent -= 1
-        self.arrive(*call)
+    def deliver(self, process, generation, flow, sent, again):
+        self.sent.remove(bound_of(sent[-1]))
+        self.arrive(process, generation, flow, sent, again)
 
     def note_refusal(self, _denied):
         self.refusals.append((self.now(), self.left()))
@@ -167,13 +167,19 @@ class Simulation:
         """The share of the quota that is free: neither counted nor reserved for calls that have not ended."""
         for each in (self.tokens, self.requests):
             each.expire(self.clock.now())
-        held = self.needed() + sum(answer.surplus() for answer in self.running)
-        tokens = (self.tokens.quota - self.tokens.used - held) / self.tokens.quota
+        tokens = (self.tokens.quota - self.tokens.used - self.held()) / self.tokens.quota
         return min(tokens, (self.requests.quota - self.requests.used) / self.requests.quota)
+
+    def held(self):
+        """What is reserved for calls that have not ended, and not counted by the provider."""
+        held = self.needed() + sum(answer.surplus() for answer in self.running)
+        if self.profile.charges == "usage":
+            held += sum(max(0, bound - MEAN_ANSWER * self.factor) for bound in self.sent)
+        return held
 
     def needed(self):
         """What the provider will still count for the answers that are being produced, and for requests on their way."""
-        coming = self.sent * (INPUT + min(MAX_TOKENS, MEAN_ANSWER * self.factor))
+        coming = len(self.sent) * (INPUT + min(MAX_TOKENS, MEAN_ANSWER * self.factor))
         return coming + sum(answer.needed() for answer in self.running)
 
     def observe(self, seconds, interval=0.25):
@@ -189,14 +195,14 @@ class Simulation:
 
     def arrive(self, process, generation, flow, sent, again):
         now, body = self.clock.now(), sent[-1]
-        bound = body.get("max_tokens") or body["inferenceConfig"]["maxTokens"]
+        bound = bound_of(body)
         wanted = round(MEAN_ANSWER * self.factor * (0.5 + self.random.random()))
         length = min(bound, wanted)
         self.requests.add(now, 1)
         rule = "produced" if self.profile.output_counted == "produced" else self.profile.charges
         amount = INPUT if rule in ("usage", "produced") else INPUT + bound
         entry = self.tokens.add(now, amount)
-        answer = Answering(self, process, generation, length, rule, entry, amount)
+        answer = Answering(self, process, generation, length, bound, rule, entry, amount)
         self.running.add(answer)
         self.at(0.01, partial(self.respond, process, generation, flow, answer))
         self.at(0.02, partial(answer.produce, again))
@@ -215,17 +221,22 @@ class Simulation:
                     step = flow.send(value)
         except StopIteration as done:
             answer.settlement = done.value.settlement
-            answer.reader = answer.settlement.reader()
+            answer.settlement.open()
+
+
+def bound_of(body):
+    """The longest output that a request allows."""
+    return body.get("max_tokens") or body["inferenceConfig"]["maxTokens"]
 
 
 class Answering:
     """An answer that is produced chunk by chunk."""
 
-    def __init__(self, simulation, process, generation, length, rule, entry, amount):
+    def __init__(self, simulation, process, generation, length, bound, rule, entry, amount):
         self.simulation, self.process, self.generation = simulation, process, generation
-        self.length, self.rule, self.entry, self.amount = length, rule, entry, amount
+        self.length, self.bound, self.rule, self.entry, self.amount = length, bound, rule, entry, amount
         self.produced = 0
-        self.settlement = self.reader = None
+        self.settlement = None
 
     def produce(self, again):
         """Produce what a chunk holds, and let the agent read it a moment later; a lost connection ends the answer."""
@@ -237,9 +248,7 @@ class Answering:
         self.produced += tokens
         if self.rule == "produced":
             world.tokens.add(world.clock.now(), tokens)
-        if not self.read(tokens, again):
-            self.finish()
-            return
+        self.read(tokens)
         if self.produced < self.length:
             world.at(CHUNK_SECONDS, partial(self.produce, again))
             return
@@ -247,26 +256,16 @@ class Answering:
         used = {"prompt_tokens": INPUT, "completion_tokens": self.produced, "input_tokens": INPUT,
                 "output_tokens": self.produced, "inputTokens": INPUT, "outputTokens": self.produced,
                 "promptTokenCount": INPUT, "candidatesTokenCount": self.produced}  # fmt: skip
-        self.reader.feed(b"data: " + json.dumps({"usage": used, "usageMetadata": used}).encode() + b"\n\n")
-        self.reader.end()
-        world.gates[self.process].run(self.settlement.settle_flow(self.reader.result()))
+        self.settlement.feed(b"data: " + json.dumps({"usage": used, "usageMetadata": used}).encode() + b"\n\n")
+        self.settlement.end()
+        world.gates[self.process].run(self.settlement.settle_flow())
         world.answers += 1
         world.at(world.random.random() * world.pause, again)
 
-    def read(self, tokens, again):
-        """Read a chunk; returns whether the agent goes on."""
-        world = self.simulation
-        self.reader.feed(b'data: {"delta": {"text": "%s"}}\n\n' % (b"abc" * tokens))
-        if not self.settlement.needs_top_up():
-            return True
-        try:
-            world.gates[self.process].run(self.settlement.top_up_flow())
-        except Denied:
-            world.gates[self.process].run(self.settlement.settle_flow(self.reader.result()))
-            world.cut_off += 1
-            world.at(world.random.random() * world.pause, again)
-            return False
-        return True
+    def read(self, tokens):
+        """Read a chunk."""
+        if self.settlement.feed(b'data: {"delta": {"text": "%s"}}\n\n' % (b"abc" * tokens)):
+            self.simulation.gates[self.process].run(self.settlement.renew_flow())
 
     def needed(self):
         """What the provider will still count until the answer has ended."""
@@ -276,9 +275,7 @@ class Answering:
 
     def surplus(self):
         """What is reserved beyond the length of the answer, which only its end tells."""
-        if self.settlement is None or self.rule not in ("usage", "produced"):
-            return 0
-        return max(0, self.settlement.reserved_output - self.length)
+        return max(0, self.bound - self.length) if self.rule in ("usage", "produced") else 0
 
     def finish(self):
         """Count what the whole answer has cost, as the profile's rule says."""

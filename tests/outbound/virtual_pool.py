@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from tests.outbound.virtual_model import INPUT, MEAN_ANSWER, PERIOD, Answering, Simulation, Window
+from tests.outbound.virtual_model import INPUT, MEAN_ANSWER, PERIOD, Answering, Simulation, Window, bound_of
 from tidegate.outbound import Providers
 from tidegate.outbound._quota.exchange import ProviderResponse
 
@@ -65,8 +65,9 @@ class PoolSimulation(Simulation):
 
     def note_refusal(self, denied):
         if "usd-day" in denied.decision.violated:
-            needed = sum(self.cost(answer.length) for answer in self.running)
-            self.money_left.append((self.ceiling - self.spent - needed) / self.ceiling)
+            bounds = [*self.sent, *(answer.bound for answer in self.running)]
+            reserved = sum(map(self.cost, bounds))
+            self.money_left.append((self.ceiling - self.spent - reserved) / self.ceiling)
         else:
             super().note_refusal(denied)
 
@@ -74,8 +75,7 @@ class PoolSimulation(Simulation):
         """The share of all quotas that is free."""
         for each in (*self.tokens_of.values(), *self.requests_of.values()):
             each.expire(self.clock.now())
-        needed = sum(answer.needed() for answer in self.running)
-        tokens = self.tokens.quota - needed - sum(each.used for each in self.tokens_of.values())
+        tokens = self.tokens.quota - self.held() - sum(each.used for each in self.tokens_of.values())
         requests = self.requests.quota - sum(each.used for each in self.requests_of.values())
         return min(tokens / self.tokens.quota, requests / self.requests.quota)
 
@@ -89,7 +89,7 @@ class PoolSimulation(Simulation):
         self.requests_of[member].add(now, 1)
         entry = self.tokens_of[member].add(now, INPUT)
         length = min(body["max_tokens"], wanted)
-        answer = MemberAnswering(self, process, generation, length, "usage", entry, INPUT)
+        answer = MemberAnswering(self, process, generation, length, bound_of(body), "usage", entry, INPUT)
         answer.member = member
         self.running.add(answer)
         self.most_charged = max(self.most_charged, self.charged())

@@ -178,7 +178,7 @@ def egress_schema() -> JsonSchema:
             "runs": BOOLEAN,
         },
     )
-    periods = ("timeout", "max_timeout", "connect_timeout", "upstream_timeout", "client_timeout", "idle_timeout")
+    periods = ("timeout", "connect_timeout", "first_byte_timeout", "whole_timeout")
     own: dict[str, JsonSchema] = {
         "listen": {"type": ["string", "integer"]},
         **dict.fromkeys(("store", "bus", "metrics_token", "access_log"), STRING),
@@ -189,7 +189,6 @@ def egress_schema() -> JsonSchema:
         **dict.fromkeys(("open", "telemetry"), BOOLEAN),
         "upstreams": {"type": "object", "additionalProperties": STRING},
         "tunnels": {"enum": ["allow", "refuse"]},
-        "timeouts": {"type": "object", "additionalProperties": PERIOD},
         **dict.fromkeys((*periods, "stop_within"), PERIOD),
         **dict.fromkeys(("max_body", "max_metered_body", "max_held_bodies", "max_header", "max_connections"), QUOTA),
     }

@@ -124,6 +124,15 @@ class BaseLimiter:
         if self.queues.closed:
             raise Closed("the limiter is closed")
 
+    def charge_now(self, key: Key, cost: Cost) -> Decision:
+        """Charge a key, in the calling thread; for a store that is `instant`."""
+        decision: Decision = self._try_acquire(key, cost)
+        return decision
+
+    def hold_now(self, key: Key, cost: Cost) -> Decision:
+        """Charge a key so that the charge can be corrected exactly; for a store that is `instant`."""
+        return self._ask_now("hold", self._make_ask(key, cost))
+
     def _ask_now(self, verb: str, ask: Ask, at: int | None = None) -> Decision:
         """Ask the store, in the calling thread."""
         decision = self._apply(verb, *ask, None if self._now is None else self._now(), at)

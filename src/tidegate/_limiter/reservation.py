@@ -107,14 +107,15 @@ class ReservedCharge:
 class BaseReservation:
     """Base class of Reservation and AsyncReservation: computes and sends the corrections of a settlement, as flows."""
 
+    writes: Sequence[Write] = ()  # values to write when it is settled, in the first step
+    _unsettled: Sequence[Correction] = ()  # of a settlement that has begun
+
     def __init__(self, charges: Sequence[ReservedCharge], clock: Clock, ttl: float) -> None:
         """Take what was charged; it expires after `ttl` seconds."""
         self.charges: Sequence[ReservedCharge] = charges
         self._clock = clock
         self._ends = clock.steady() + round(ttl * SECOND)
         self._open = [True]  # emptied by the one call that settles
-        self._unsettled: Sequence[Correction] = ()  # of a settlement that has begun
-        self.writes: Sequence[Write] = ()  # values to write when it is settled, in the first step
 
     @property
     def decision(self) -> Decision:

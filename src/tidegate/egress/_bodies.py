@@ -138,7 +138,7 @@ class RequestBody:
                 self.sent += len(piece)
                 if self.sent > self._settings.max_body:
                     raise too_large(self._settings.max_body)
-                self._reschedule(loop.time() + self._settings.upstream_timeout)
+                self._reschedule(loop.time() + self._settings.first_byte_timeout)
                 yield piece
                 self._reschedule(None)
         except TimeoutError:
@@ -178,10 +178,6 @@ class RequestBody:
         self._decoded = bytes(found)
         if not is_signed(self._request.headers.get):
             self.whole, self._coding = self._decoded, ""
-
-    def replace(self, body: bytes) -> None:
-        """Send another body instead."""
-        self.whole = body
 
     def content(self) -> bytes | None:
         """Return the body as it is counted; None: it is not in memory, or was not decoded."""

@@ -87,6 +87,7 @@ class ProviderCall:
         self._body = body
         self._on_sending = on_sending
         self.request: RequestTokens | None = None  # what it asks for, if the limits of its caller count that
+        self._bounded: bytes | None = None
         self.attempts: int = 0
         self.arrived: bool = False  # whether the provider may have received it, and did not refuse it with a 429
         in_memory = body.whole is not None
@@ -104,9 +105,10 @@ class ProviderCall:
             retries=self._may_retry,
         )
 
-    def replace_body(self, body: bytes) -> None:
-        """Send another body: one with a bound that the limits of the caller allow."""
-        self._body.replace(body)
+    def bound_output(self, body: bytes) -> None:
+        """Send this body, with a bound that the limits of the caller allow, unless the gate lowers it further."""
+        self._bounded = body
+        self.outbound = self.outbound._replace(body=lambda: body)
 
     async def run(self) -> SendResult[UpstreamResponse]:
         """Wait for a permit and send, with all retries; raises Denied, or EgressError if no response arrives."""
@@ -122,7 +124,8 @@ class ProviderCall:
         self.attempts += 1
         url, headers, key = self._with_key(provider)
         try:
-            native = await self._client.send(self._method, url, headers, self._body, changed, written)
+            body = self._bounded if changed is None else changed
+            native = await self._client.send(self._method, url, headers, self._body, body, written)
         except BaseException as error:
             self.arrived |= not unreached(error)
             raise

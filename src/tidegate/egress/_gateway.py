@@ -16,6 +16,7 @@ from tidegate.egress._bodies import HeldBodies, RequestBody
 from tidegate.egress._caller_limits import CallerLimits, settle_quietly
 from tidegate.egress._callers import Callers, without_parameters
 from tidegate.egress._calls import ProviderCall, UpstreamResponse
+from tidegate.egress._deadlines import CallDeadline, CallDeadlines
 from tidegate.egress._endpoints import Endpoints
 from tidegate.egress._exchange import EgressExchange
 from tidegate.egress._messages import EgressError, denial
@@ -94,6 +95,7 @@ class EgressGateway:
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
         self._tracing: Tracing | None = None
         self._client: UpstreamClient | None = None
+        self._deadlines = CallDeadlines(settings.whole_timeout)
 
     async def __aenter__(self) -> Self:
         """Open the connections to providers."""
@@ -114,6 +116,7 @@ class EgressGateway:
             self.callers = Callers(settings.callers)
             self.limits.update(settings.callers)
             self.routes.use(settings.upstreams)
+            self._deadlines = CallDeadlines(settings.whole_timeout)
             if self._client is not None:
                 self._client.use(settings)
 
@@ -182,9 +185,19 @@ class EgressGateway:
         connections, name = self._connections, identity.caller.name
         connections[name] = self._count_request(identity.caller)
         try:
-            return await self._call(request, exchange, identity, target, run)
+            with CallDeadline(self._deadlines):
+                return await self._call(request, exchange, identity, target, run)
+        except TimeoutError:
+            raise self._end_late(request, exchange) from None
         finally:
             connections[name] -= 1
+
+    def _end_late(self, request: web.BaseRequest, exchange: EgressExchange) -> EgressError:
+        """End a call that takes too long; if its response has begun, its connection is closed."""
+        if exchange.first_byte is not None and request.transport is not None:
+            request.transport.abort()
+        message = f"the call took longer than whole_timeout ({self.settings.whole_timeout:g} s)"
+        return EgressError(504, "call-timeout", message)
 
     def _check_site(self, request: web.BaseRequest) -> None:
         """Refuse what a page in a browser of this machine could send, if no token is needed."""
@@ -243,7 +256,7 @@ class EgressGateway:
         if self._client is None:
             raise Closed("the gateway has not been started")
         provider, caller = target.provider, identity.caller
-        options = read_options(request.headers, self.settings, caller, provider)
+        options = read_options(request.headers, self.settings, caller)
         counts_tokens = provider.profile is not None or self.limits.counts_tokens(caller)
         metered = counts_tokens or provider.reads_requests
         body = await self._receive(request, exchange, caller, target, metered=metered)
@@ -319,7 +332,7 @@ class EgressGateway:
             call.request = self.limits.read(caller, provider, call.outbound)
             plan = self.limits.plan(caller, provider, call.outbound, call.request)
             if plan.body is not None:
-                call.replace_body(plan.body)
+                call.bound_output(plan.body)
                 exchange.truncates_at = plan.output_tokens
             elif call.request is not None:  # the gate need not read it again
                 call.outbound = call.outbound._replace(parsed=(provider, call.request))

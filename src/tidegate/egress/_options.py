@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from tidegate.egress._callers import EgressCaller
     from tidegate.egress._settings import EgressSettings
-    from tidegate.outbound._providers.provider import Provider
 
 
 class CallOptions(NamedTuple):
@@ -28,13 +27,11 @@ class CallOptions(NamedTuple):
     tag: str = ""
 
 
-def read_options(
-    headers: Mapping[str, str], settings: EgressSettings, caller: EgressCaller, provider: Provider
-) -> CallOptions:
+def read_options(headers: Mapping[str, str], settings: EgressSettings, caller: EgressCaller) -> CallOptions:
     """Read the options of a call; the caller's rights bound its priority, the settings its wait."""
-    timeout = settings.timeouts.get(provider.name, settings.timeout)
+    timeout = settings.timeout
     if REQUEST_TIMEOUT not in headers and PRIORITY not in headers and TAG not in headers:
-        return CallOptions(min(timeout, settings.max_timeout))
+        return CallOptions(min(timeout, settings.whole_timeout))
     priority = 0.0
     if (text := headers.get(REQUEST_TIMEOUT)) is not None:
         timeout = _read_timeout(text)
@@ -42,7 +39,7 @@ def read_options(
         priority = _read_number(PRIORITY, text)
     highest = min(caller.max_priority, MAX_PRIORITY)
     bounded = max(-float(MAX_PRIORITY), min(priority, highest))
-    return CallOptions(min(timeout, settings.max_timeout), bounded, _read_tag(headers.get(TAG, ""), caller))
+    return CallOptions(min(timeout, settings.whole_timeout), bounded, _read_tag(headers.get(TAG, ""), caller))
 
 
 def _read_tag(tag: str, caller: EgressCaller) -> str:

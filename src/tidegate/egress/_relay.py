@@ -62,8 +62,12 @@ class Meter:
         native = result.response.native
         self._failed = native.status >= FIRST_ERROR_STATUS
         coding = native.headers.get("Content-Encoding", "")
-        self.reader: UsageReader | None = None if result.settlement is None else result.settlement.reader(coding)
-        if self.reader is None and counts_tokens:
+        self.reader: UsageReader | None = None
+        if self._settlement is not None:
+            self._settlement.open(coding)
+            self.reader = self._settlement.reader
+        self._reads = self.reader is None and counts_tokens  # itself: only the limits of the caller count tokens
+        if self._reads:
             self.reader = UsageReader(coding, provider.counting)
         if self.reader is not None and expects_output and not self._failed:
             self.reader.expects_output = True
@@ -75,11 +79,11 @@ class Meter:
         self.complete = False  # whether the whole response was sent
 
     async def feed(self, piece: bytes) -> None:
-        """Read the next chunk; raises Denied if a strict call may use no more tokens."""
-        if self.reader is not None:
+        """Read the next piece."""
+        if self._reads and self.reader is not None:
             self.reader.feed(piece)
-            if self._settlement is not None and self._settlement.needs_top_up():
-                await self._gate.run(self._settlement.top_up_flow())
+        elif self._settlement is not None and self._settlement.feed(piece):
+            await self._gate.run(self._settlement.renew_flow())
 
     async def settle(self, *, complete: bool) -> None:
         """Settle, once; `complete` is whether the whole body has arrived."""
@@ -105,7 +109,7 @@ class Meter:
     async def _commit(self) -> None:
         if self._settlement is not None:
             try:
-                await self._gate.run(self._settlement.settle_flow(self.used))
+                await self._gate.run(self._settlement.settle_flow())
             finally:  # it is known even if the client disconnects while the store settles
                 self._read_money(self._settlement.charged_units)
         if self._own is not None:
@@ -157,7 +161,7 @@ class StreamWatch:
         """Watch until `close`."""
         self._request = request
         self._native = native
-        self._limits = settings.upstream_timeout, settings.client_timeout
+        self._limits = settings.first_byte_timeout, settings.client_timeout
         self._tick = min(self._limits)
         self._loop = asyncio.get_running_loop()
         self.writing = False

@@ -25,7 +25,7 @@ RELOAD_SECONDS: Final = 2.0  # between two checks of the file
 # Settings that are used once, when the gateway starts.
 RESTART_FIELDS: Final = (
     *("listen", "store", "bus", "providers", "provider_dirs", "permissions", "access_log", "telemetry"),
-    *("connect_timeout", "idle_timeout", "max_header", "spending"),
+    *("connect_timeout", "max_header", "spending"),
 )
 
 

@@ -20,6 +20,7 @@ MAX_HEADERS: Final = 128
 FIRST_SERVER_ERROR: Final = 500
 LEVELS: Final = (logging.INFO, logging.ERROR)
 BAD_REQUEST: Final = ("bad-request", "the request is not valid HTTP, or its header is too large")
+MAX_IDLE: Final = 75.0  # seconds between two requests on a connection
 LINGER: Final = 2.0  # seconds that the rest of a refused body is read for, so that the client sees the answer
 
 
@@ -76,7 +77,7 @@ class EgressServer(web.Server):
             handler_cancellation=True,
             access_log=None,
             auto_decompress=False,
-            keepalive_timeout=settings.idle_timeout,
+            keepalive_timeout=min(MAX_IDLE, settings.whole_timeout),
             lingering_time=LINGER,
             logger=HTTP_LOG,
             max_field_size=settings.max_header,

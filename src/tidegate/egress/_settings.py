@@ -55,7 +55,8 @@ CALLER_UNITS: Final = ("requests", "concurrent-requests", *TOKEN_UNITS)  # that 
 TAG_NAME = re.compile(r"[A-Za-z0-9_.:@/+-]{1,64}")
 CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 STANDARD_OUTPUT: Final = "-"
-NAMING_FIELDS: Final = ("upstreams", "timeouts", "callers")  # whose entries name providers
+MAX_CLIENT_PAUSE: Final = 60.0  # seconds
+NAMING_FIELDS: Final = ("upstreams", "callers")  # whose entries name providers
 
 
 class Upstream(NamedTuple):
@@ -92,22 +93,24 @@ class EgressSettings:
     allow_private: frozenset[str] = frozenset()
     tunnels: bool = False
     timeout: float = 30.0
-    timeouts: Mapping[str, float] = field(default_factory=dict)
-    max_timeout: float = 600.0
     max_body: int = 2**30
     max_metered_body: int = 2**23
     max_held_bodies: int = 2**28
     max_header: int = 16_384
     max_connections: int = 4096
     connect_timeout: float = 10.0
-    upstream_timeout: float = 300.0
-    client_timeout: float = 60.0
-    idle_timeout: float = 75.0
+    first_byte_timeout: float = 300.0
+    whole_timeout: float = 3600.0
     stop_within: float = 10.0
     access_log: str | None = None
     telemetry: bool = False
     file: str | None = field(default=None, compare=False)
     lines: Mapping[str, int | None] = field(default_factory=dict, compare=False, repr=False)  # by field, for errors
+
+    @property
+    def client_timeout(self) -> float:
+        """For how long a client may send or read nothing while it is answered, in seconds."""
+        return min(self.first_byte_timeout, MAX_CLIENT_PAUSE)
 
     @property
     def token_files(self) -> tuple[Path, ...]:
@@ -151,7 +154,6 @@ def check_names(settings: EgressSettings, providers: Iterable[Provider]) -> None
     """Refuse settings that name an unknown provider."""
     known = {provider.name for provider in providers}
     named = [(f"upstreams.{name}", name) for name in settings.upstreams]
-    named += [(f"timeouts.{name}", name) for name in settings.timeouts]
     named += [(f"callers.{caller.name}", name) for caller in settings.callers for name in caller.providers or ()]
     for place, name in named:
         if name not in known:
@@ -270,10 +272,6 @@ def _read_tunnels(setting: ConfigValue) -> bool:
     return setting.choice("allow", "refuse") == "allow"
 
 
-def _read_timeouts(setting: ConfigValue) -> dict[str, float]:
-    return {name: read_seconds(each) for name, each in setting.entries().items()}
-
-
 def _read_access_log(setting: ConfigValue) -> str:
     text = setting.string()
     return text if text == STANDARD_OUTPUT else str(read_path(setting))
@@ -299,17 +297,14 @@ READERS: Final[dict[str, Callable[[ConfigValue], Any]]] = {
     "allow_private": _read_private_hosts,
     "tunnels": _read_tunnels,
     "timeout": read_seconds,
-    "timeouts": _read_timeouts,
-    "max_timeout": read_seconds,
     "max_body": _read_size,
     "max_metered_body": _read_size,
     "max_held_bodies": _read_size,
     "max_header": _read_size,
     "max_connections": ConfigValue.integer,
     "connect_timeout": read_seconds,
-    "upstream_timeout": read_seconds,
-    "client_timeout": read_seconds,
-    "idle_timeout": read_seconds,
+    "first_byte_timeout": read_seconds,
+    "whole_timeout": read_seconds,
     "stop_within": read_seconds,
     "access_log": _read_access_log,
     "telemetry": ConfigValue.boolean,

@@ -67,7 +67,7 @@ class TunnelHandler:
 
     async def _settle_tunnel(self, result: SendResult[UpstreamResponse], own: AsyncReservation | None) -> None:
         if result.settlement is not None:
-            await self._gateway.gate.run(result.settlement.settle_flow(None))
+            await self._gateway.gate.run(result.settlement.settle_flow())
         if own is not None:
             await own.commit()
 
@@ -82,7 +82,7 @@ class TunnelHandler:
         exchange.host, exchange.path = host, ""
         self._gateway.note_target(exchange, caller, provider)
         gateway, charge = self._gateway, None
-        options = read_options(request.headers, gateway.settings, caller, provider)
+        options = read_options(request.headers, gateway.settings, caller)
         if any(limit.unit not in PER_REQUEST for limit in caller.limits):
             raise uncountable(f"caller {caller.name}")
         sender = gateway.limits.charge(caller, gateway.limits.cost_of_tunnel(caller))
@@ -121,7 +121,7 @@ class TunnelHandler:
         except ConnectionError:
             exchange.problem = "client-gone"
             return
-        await run_tunnel(client, upstream, self._gateway.settings.upstream_timeout)
+        await run_tunnel(client, upstream, self._gateway.settings.first_byte_timeout)
 
     @staticmethod
     async def _settle(charge: AsyncPendingCharge | None, own: AsyncReservation | None, *, sent: bool) -> None:

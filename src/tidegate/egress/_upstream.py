@@ -95,7 +95,7 @@ class UpstreamClient:
             self._allowed = settings.allow_private
             self._addresses.use(settings.allow_private)
             self._connector.retire_connections()
-        read = settings.upstream_timeout
+        read = settings.first_byte_timeout
         self._deadlines = CallDeadlines(read)
         # The time without a byte from the provider, after a body of unknown duration was sent.
         self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout, sock_read=read)

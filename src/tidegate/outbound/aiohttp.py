@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
 
-from tidegate.errors import ConfigError, Denied
+from tidegate.errors import ConfigError
 from tidegate.outbound._quota.exchange import (
     AddedKey,
     OutboundRequest,
@@ -96,12 +96,12 @@ class RateLimitMiddleware:
             if response.connection is not None:
                 response.connection.add_callback(content.lost)
         elif response.connection is None:
-            self._settle(settlement, None)
+            self._settle(settlement)
         else:
-            response.connection.add_callback(lambda: self._settle(settlement, None))
+            response.connection.add_callback(lambda: self._settle(settlement))
 
-    def _settle(self, settlement: PendingSettlement, used: dict[str, int] | None) -> None:
-        task = asyncio.get_running_loop().create_task(self.gate.run(settlement.settle_flow(used)))
+    def _settle(self, settlement: PendingSettlement) -> None:
+        task = asyncio.get_running_loop().create_task(self.gate.run(settlement.settle_flow()))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
@@ -141,38 +141,30 @@ class _SettlingContent:
         response: aiohttp.ClientResponse,
         settlement: PendingSettlement,
         gate: AsyncGate,
-        settle: Callable[[PendingSettlement, dict[str, int] | None], None],
+        settle: Callable[[PendingSettlement], None],
     ) -> None:
-        self._response = response
         self._content: Any = response.content
         self._settlement = settlement
         self._gate = gate
         self._settle = settle
-        self._reader = settlement.reader()
+        self._ended = False
+        settlement.open()
 
     async def _read(self, piece: bytes) -> bytes:
-        if self._reader is not None:
-            self._reader.feed(piece)
-            if self._settlement.needs_top_up():
-                await self._top_up()
+        settlement = self._settlement
+        if not self._ended:
+            if settlement.feed(piece):
+                await self._gate.run(settlement.renew_flow())
             if self._content.at_eof():
-                self._reader.end()
+                settlement.end()
                 self._end()
         return piece
 
-    async def _top_up(self) -> None:
-        try:
-            await self._gate.run(self._settlement.top_up_flow())
-        except Denied:
-            self._end()
-            self._response.close()
-            raise
-
     def _end(self) -> None:
-        """Report the usage found, once."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            self._settle(self._settlement, reader.result())
+        """Settle with the usage that was found, once."""
+        if not self._ended:
+            self._ended = True
+            self._settle(self._settlement)
 
     def set_exception(self, *error: Any) -> None:  # noqa: ANN401 - as aiohttp has it
         """Settle: the response was released before its body was read completely."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from tidegate.errors import ConfigError, Denied
+from tidegate.errors import ConfigError
 from tidegate.outbound._quota.exchange import (
     AddedKey,
     OutboundRequest,
@@ -190,26 +190,16 @@ class _SettlingRaw:
         self._raw = raw
         self._settlement = settlement
         self._gate = gate
-        self._reader = settlement.reader()
+        settlement.open()
 
     def stream(self, amount: int = 2**16, decode_content: bool | None = None) -> Iterator[bytes]:  # noqa: FBT001 - as urllib3 has it
-        reader, settlement = self._reader, self._settlement
+        settlement = self._settlement
         for piece in self._raw.stream(amount, decode_content=decode_content):
-            if reader is not None:
-                reader.feed(piece)
-                if settlement.tops_up and settlement.needs_top_up():
-                    self._top_up()
+            if settlement.feed(piece):
+                self._gate.run(settlement.renew_flow())
             yield piece
-        if reader is not None:
-            reader.end()
+        settlement.end()
         self._settle()
-
-    def _top_up(self) -> None:
-        try:
-            self._gate.run(self._settlement.top_up_flow())
-        except Denied:
-            self.close()
-            raise
 
     def close(self) -> None:
         try:
@@ -224,9 +214,7 @@ class _SettlingRaw:
             self._settle()
 
     def _settle(self) -> None:
-        if self._settlement.charge.settled:  # a response is often released and closed, too
-            return
-        self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
+        self._gate.run(self._settlement.settle_flow())
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the raw response
         return getattr(self._raw, name)

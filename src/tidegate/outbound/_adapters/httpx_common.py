@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tidegate.errors import ConfigError, Denied
+from tidegate.errors import ConfigError
 from tidegate.outbound._quota.decoding import ACCEPT_ENCODING
 from tidegate.outbound._quota.exchange import (
     AddedKey,
@@ -50,24 +50,11 @@ class HttpxLibrary:
             self._module.PoolTimeout,
             self._module.UnsupportedProtocol,
         )
-        # The clients of each library check that a stream is an instance of their own class.
-        self.stream_class: type[SettlingStream] = type(
-            "SettlingStream", (SettlingStream, self._module.SyncByteStream), {}
-        )
-        self.async_stream_class: type[AsyncSettlingStream] = type(
-            "AsyncSettlingStream", (AsyncSettlingStream, self._module.AsyncByteStream), {}
-        )
-        self.resumed_class: type[ResumedStream] = type(
-            "ResumedStream", (ResumedStream, self._module.SyncByteStream), {}
-        )
-        self.async_resumed_class: type[AsyncResumedStream] = type(
-            "AsyncResumedStream", (AsyncResumedStream, self._module.AsyncByteStream), {}
-        )
-
-        self.watched_class: type[WatchedBody] = type("WatchedBody", (WatchedBody, self._module.SyncByteStream), {})
-        self.async_watched_class: type[AsyncWatchedBody] = type(
-            "AsyncWatchedBody", (AsyncWatchedBody, self._module.AsyncByteStream), {}
-        )
+        # The clients of each library check that a stream is an instance of their own classes.
+        bases = self._module.SyncByteStream, self._module.AsyncByteStream
+        self.stream_class: type[SettlingStream] = type("SettlingStream", (SettlingStream, *bases), {})
+        self.resumed_class: type[ResumedStream] = type("ResumedStream", (ResumedStream, *bases), {})
+        self.watched_class: type[WatchedBody] = type("WatchedBody", (WatchedBody, *bases), {})
 
     def to_outbound_request(self, request: Any) -> OutboundRequest:  # noqa: ANN401 - of either library
         """Describe a request as an OutboundRequest."""
@@ -190,19 +177,19 @@ class HttpxLibrary:
         rest = aiter(response.stream)
         async for piece in rest:
             if not body.add(piece):
-                response.stream = self.async_resumed_class(body.pieces, rest, response.stream)
+                response.stream = self.resumed_class(body.pieces, rest, response.stream)
                 return body.content
         await response.stream.aclose()
         response.stream = self._module.ByteStream(b"".join(body.pieces))
         return body.content
 
-    def to_response(self, result: SendResult[Any], gate: Gate | AsyncGate, stream_class: type[Any]) -> Any:  # noqa: ANN401 - of either library
+    def to_response(self, result: SendResult[Any], gate: Gate | AsyncGate) -> Any:  # noqa: ANN401 - of either library
         """Return the response of a sent request, with its outcome; the end of its body settles the charge."""
         response = result.response
         response.extensions[EXTENSION] = result.outcome
         if result.settlement is None:
             return response
-        stream = stream_class(response.stream, result.settlement, gate, content_encoding(response.headers.raw))
+        stream = self.stream_class(response.stream, result.settlement, gate, content_encoding(response.headers.raw))
         if not response.is_stream_consumed:
             response.stream = stream
             return response
@@ -246,7 +233,7 @@ class SyncTransport(Generic[RequestT, ResponseT]):
             return ProviderResponse(status, rate_limit_headers(response), response.close, response, read)
 
         result: SendResult[Any] = self.gate.run(self.gate.send_flow(call, send))
-        response: ResponseT = self._library.to_response(result, self.gate, self._library.stream_class)
+        response: ResponseT = self._library.to_response(result, self.gate)
         return response
 
     def close(self) -> None:
@@ -274,7 +261,7 @@ class AsyncTransport(Generic[RequestT, ResponseT]):
             changed = self._library.for_provider(request, call, provider, body, self.gate)
             own_body = changed.stream
             if written is not None:
-                changed.stream = self._library.async_watched_class(own_body, written)
+                changed.stream = self._library.watched_class(own_body, written)
             try:
                 response = await self._inner.handle_async_request(changed)
             finally:
@@ -285,7 +272,7 @@ class AsyncTransport(Generic[RequestT, ResponseT]):
             return ProviderResponse(status, rate_limit_headers(response), response.aclose, response, read)
 
         result: SendResult[Any] = await self.gate.run(self.gate.send_flow(call, send))
-        response: ResponseT = self._library.to_response(result, self.gate, self._library.async_stream_class)
+        response: ResponseT = self._library.to_response(result, self.gate)
         return response
 
     async def aclose(self) -> None:
@@ -295,84 +282,55 @@ class AsyncTransport(Generic[RequestT, ResponseT]):
 
 
 class SettlingStream:
-    """The body of a response; settles the charge when the body has ended."""
+    """The body of a response, for threads and tasks; settles the charge when the body has ended."""
 
-    def __init__(self, stream: Any, settlement: PendingSettlement, gate: Gate, encoding: str) -> None:  # noqa: ANN401 - of either library
+    def __init__(self, stream: Any, settlement: PendingSettlement, gate: Gate | AsyncGate, encoding: str) -> None:  # noqa: ANN401 - of either library
         """Wrap the stream of a response with this content encoding."""
         self._stream = stream
         self._settlement: PendingSettlement | None = settlement
-        self._gate = gate
-        self._reader = settlement.reader(encoding)
+        self._gate: Any = gate
+        settlement.open(encoding)
 
     def __iter__(self) -> Iterator[bytes]:
-        reader, settlement = self._reader, self._settlement
+        settlement = self._settlement
         for piece in self._stream:
-            if reader is not None and settlement is not None:
-                reader.feed(piece)
-                if settlement.tops_up and settlement.needs_top_up():
-                    self._top_up(settlement)
+            if settlement is not None and settlement.feed(piece):
+                self._gate.run(settlement.renew_flow())
             yield piece
-        if reader is not None:
-            reader.end()
+        if settlement is not None:
+            settlement.end()
 
-    def _top_up(self, settlement: PendingSettlement) -> None:
-        try:
-            self._gate.run(settlement.top_up_flow())
-        except Denied:
-            self.close()
-            raise
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        settlement = self._settlement
+        async for piece in self._stream:
+            if settlement is not None and settlement.feed(piece):
+                await self._gate.run(settlement.renew_flow())
+            yield piece
+        if settlement is not None:
+            settlement.end()
 
     def close(self) -> None:
         """Close the underlying stream, and settle the charge."""
+        # The response refers to itself through this stream, so what is left here stays until a collection.
+        settlement, self._settlement = self._settlement, None
         try:
             self._stream.close()
         finally:
-            if self._settlement is not None:
-                self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
-                # The response refers to itself through this stream, so what is left here stays until a collection.
-                self._reader = self._settlement = None
-
-
-class AsyncSettlingStream:
-    """The body of a response; settles the charge when the body has ended."""
-
-    def __init__(self, stream: Any, settlement: PendingSettlement, gate: AsyncGate, encoding: str) -> None:  # noqa: ANN401 - of either library
-        """Wrap the stream of a response with this content encoding."""
-        self._stream = stream
-        self._settlement: PendingSettlement | None = settlement
-        self._gate = gate
-        self._reader = settlement.reader(encoding)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        reader, settlement = self._reader, self._settlement
-        async for piece in self._stream:
-            if reader is not None and settlement is not None:
-                reader.feed(piece)
-                if settlement.tops_up and settlement.needs_top_up():
-                    await self._top_up(settlement)
-            yield piece
-        if reader is not None:
-            reader.end()
-
-    async def _top_up(self, settlement: PendingSettlement) -> None:
-        try:
-            await self._gate.run(settlement.top_up_flow())
-        except Denied:
-            await self.aclose()
-            raise
+            if settlement is not None:
+                self._gate.run(settlement.settle_flow())
 
     async def aclose(self) -> None:
         """Close the underlying stream, and settle the charge."""
+        settlement, self._settlement = self._settlement, None  # as above
         try:
             await self._stream.aclose()
         finally:
-            if self._settlement is not None:
-                await self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
-                self._reader = self._settlement = None  # as in SettlingStream
+            if settlement is not None:
+                await self._gate.run(settlement.settle_flow())
 
 
 class WatchedBody:
-    """The body of a request, which reports that it has been written."""
+    """The body of a request, for threads and tasks, which reports that it has been written."""
 
     def __init__(self, stream: Any, written: Callable[[], None]) -> None:  # noqa: ANN401 - of either library
         """Wrap the stream of a request; `written` is called at its end."""
@@ -383,15 +341,6 @@ class WatchedBody:
         yield from self._stream
         self._written()
 
-
-class AsyncWatchedBody:
-    """The body of a request, which reports that it has been written."""
-
-    def __init__(self, stream: Any, written: Callable[[], None]) -> None:  # noqa: ANN401 - of either library
-        """Wrap the stream of a request; `written` is called at its end."""
-        self._stream = stream
-        self._written = written
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._stream:
             yield piece
@@ -399,9 +348,9 @@ class AsyncWatchedBody:
 
 
 class ResumedStream:
-    """A body whose first pieces were already read."""
+    """A body whose first pieces were already read, for threads and tasks."""
 
-    def __init__(self, first: list[bytes], rest: Iterator[bytes], stream: Any) -> None:  # noqa: ANN401 - of either library
+    def __init__(self, first: list[bytes], rest: Any, stream: Any) -> None:  # noqa: ANN401 - of either library
         """Yield the first pieces, then the rest of the stream."""
         self._first = first
         self._rest = rest
@@ -411,25 +360,15 @@ class ResumedStream:
         yield from self._first
         yield from self._rest
 
-    def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
-
-
-class AsyncResumedStream:
-    """A body whose first pieces were already read."""
-
-    def __init__(self, first: list[bytes], rest: AsyncIterator[bytes], stream: Any) -> None:  # noqa: ANN401 - of either library
-        """Yield the first pieces, then the rest of the stream."""
-        self._first = first
-        self._rest = rest
-        self._stream = stream
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for piece in self._first:
             yield piece
         async for piece in self._rest:
             yield piece
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
 
     async def aclose(self) -> None:
         """Close the stream."""

@@ -5,7 +5,7 @@
     period: 1m
     api_key: …
 
-docs/howto/outbound.md lists the other fields.
+docs/reference/outbound.md lists the other fields.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate._limiter.joint import JointCall, LimiterAsk
 from tidegate._limiter.reservation import ReservedCharge, charged_at
 from tidegate._limiter.waiting import Places
 from tidegate._policy import Policy
@@ -128,7 +127,10 @@ class Account:
         return max(0, self._paused_until - self.clock.steady()) if self._paused_until else 0
 
     def is_paused(self) -> bool:
-        """Return whether nothing is sent now."""
+        """Return whether nothing is sent now, after a recovery step that is due."""
+        due = self.account_capacity.due()
+        if due is not None and self.clock.steady() >= due:
+            self.refresh()
         return self._paused_until > 0 and self.paused_for() > 0
 
     def deny_paused(self, cost: Cost) -> Decision:
@@ -157,9 +159,9 @@ class Account:
         self._index = narrowest_index(limits)
         self._narrowest = limits[self._index]
         estimated = TOKEN_UNITS if provider.prices is None else (*TOKEN_UNITS, provider.prices.unit)
-        self.settles: bool = provider.prices is not None or any(
-            limit.rules.holds_slots or limit.unit in TOKEN_UNITS for limit in limits
-        )
+        self.holds_slots: bool = any(limit.rules.holds_slots for limit in limits)
+        counts_tokens = any(limit.unit in TOKEN_UNITS for limit in limits)
+        self.settles: bool = provider.prices is not None or self.holds_slots or counts_tokens
         # The reservation of a plain account's charge is created only if it is corrected.
         self.plain: bool = all(limit.rules.movable for limit in limits)
         self.units: frozenset[str] = frozenset(limit.unit for limit in limits)
@@ -265,12 +267,6 @@ class Account:
     def accept_key(self, model: str) -> None:
         """Record that the provider has accepted the key, for a call of a model."""
         self._key_trouble.accept(self.configured, model, self.clock.steady())
-
-    def recover(self) -> None:
-        """Apply a recovery step that is due: waiting callers do that too, but there may be none."""
-        due = self.account_capacity.due()
-        if due is not None and self.clock.steady() >= due:
-            self.refresh()
 
     def idle(self) -> bool:
         """Return whether it can be dropped without loss: nothing is in flight, reduced or recently used."""
@@ -403,14 +399,6 @@ class Account:
     def _make_charge(self, costs: tuple[int, ...], decision: Decision) -> Charge:
         limiter = self.limiter
         return Charge([ReservedCharge(limiter, limiter.policy_of(decision), self.key, costs, decision)], self.clock)
-
-    def extend_flow(self, cost: Mapping[str, int]) -> CallFlow[Any]:
-        """Try to charge more for a call, without waiting; returns the decision, and the new charge or None."""
-        if self.paused_for():
-            return self.deny_paused(cost), None
-        call = JointCall(((LimiterAsk(self.limiter, self.key, cost),),))
-        decision = yield from call.ask_flow("acquire" if self.plain else "hold", (0,))
-        return decision, Charge(call.reserved(), self.clock) if decision.allowed else None
 
     def return_flow(self, amounts: Mapping[str, int], at: int) -> CallFlow[Any]:
         """Return a part of what was charged at an instant of the store's clock."""

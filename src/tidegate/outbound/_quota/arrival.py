@@ -11,7 +11,8 @@ is charged before the request is sent, so it could expire here while it still co
 So no window of the provider exceeds its limit, whatever the network delays. In return, each permit counts longer by
 the duration of its response. For slow responses that would be too much, although their requests arrive as quickly as
 others. So when an account has lost a whole quota in this way (`DelayAllowance`), its permits count a fortieth of the
-period longer instead, which covers network delays. Permits that were charged before are still charged again, and the
+period longer instead (100 ms at least, if that is no more than a tenth), which covers network delays. Permits that were
+charged before are still charged again, and the
 larger margin ends only when the permits charged meanwhile have expired. Only the process that sent a request knows that
 it has been in flight for more than a period.
 
@@ -113,7 +114,7 @@ class ArrivalDelays:
         if not limit.rules.rolling:
             return limit
         if self._wide:
-            longer = min(limit.length // 40, MAX_DELAY)
+            longer = wide_margin(limit)
         elif self._clock_runs or limit.quota > MAX_MOVED_QUOTA:
             longer = margin(limit)
         else:
@@ -278,6 +279,11 @@ def is_movable(limit: Limit) -> bool:
 def margin(limit: Limit) -> int:
     """Return how much longer than the period the permits of a log count."""
     return min(limit.length // 200, SECOND)
+
+
+def wide_margin(limit: Limit) -> int:
+    """Return how much longer they count while slow responses cost too much; 100 ms at least, if a tenth allows it."""
+    return min(max(limit.length // 40, min(SECOND // 10, limit.length // 10)), MAX_DELAY)
 
 
 def clock_runs(clock: Clock) -> bool:

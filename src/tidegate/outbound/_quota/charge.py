@@ -12,7 +12,7 @@ from tidegate._limiter.reservation import BaseReservation, ReservedCharge
 from tidegate._policy.key import join_key
 from tidegate._runtime.ambient import charge_run_flow
 from tidegate._runtime.flow import complete_flow
-from tidegate.core._bounds import MAX_INTEGER
+from tidegate.core._bounds import MAX_INTEGER, SECOND
 from tidegate.outbound._providers.money import is_money
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class Charge(BaseReservation):
     spending: Spending | None = None  # where its cost is recorded
     tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
     run: AmbientCharge | None = None  # what the current run was charged for it
+    _charges: Sequence[ReservedCharge] = ()
+    _only: tuple[LimiterAsk, Decision] | None = None
     usage: Mapping[str, int] | None = None  # its usage, also in units that its provider does not limit
 
     def __init__(
@@ -83,21 +85,23 @@ class Charge(BaseReservation):
         only: tuple[LimiterAsk, Decision] | None = None,
     ) -> None:
         """Take what was charged; `only` is a single ask and its decision: most of these are never corrected."""
-        self._only = only
-        self._charges: Sequence[ReservedCharge] = ()
-        super().__init__(charges, clock, ttl)
-        self.at: int = self.decision.at  # when it was last charged, by the store's clock
+        if only is None:
+            super().__init__(charges, clock, ttl)
+            self.at: int = self.decision.at  # when it was last charged, by the store's clock
+        else:  # the same, without what is only needed if it is corrected
+            self._clock, self._open, self._only = clock, [True], only
+            self.at = only[1].at
         self.since: int = clock.steady()  # ... and by ours
+        self._ends = self.since + round(ttl * SECOND)
 
     @property
     def charges(self) -> Sequence[ReservedCharge]:
         """What was charged: at the account, then at ceilings."""
-        found = self._charges
-        if not found and self._only is not None:
+        if not self._charges and self._only is not None:
             (limiter, key, cost, _), decision = self._only
             policy = limiter.policy_of(decision)
-            self._charges = found = (ReservedCharge(limiter, policy, key, policy.costs(cost), decision),)
-        return found
+            self._charges = (ReservedCharge(limiter, policy, key, policy.costs(cost), decision),)
+        return self._charges
 
     @charges.setter
     def charges(self, charges: Sequence[ReservedCharge]) -> None:
@@ -167,7 +171,7 @@ class Charge(BaseReservation):
         own.ats = tuple(recharged.at if cost else at for cost, at in zip(costs, own.ats, strict=True))
         self.at, self.recharged = recharged.at, recharged
 
-    def record_spending(self, final: Mapping[str, int] | None = None, topped_up: int = 0) -> int:
+    def record_spending(self, final: Mapping[str, int] | None = None) -> int:
         """Record what the call has cost: its usage by unit, or what was reserved for it if that is unknown.
 
         Returns the amount, in micros.
@@ -175,9 +179,8 @@ class Charge(BaseReservation):
         if self.label is None:
             return 0
         source, member, model, team, tag, unit, money = self.label
-        reserved = money + topped_up
-        amount = reserved if final is None else final.get(unit, reserved)
-        over = max(0, amount - reserved)
+        amount = money if final is None else final.get(unit, money)
+        over = max(0, amount - money)
         if self.spending is not None:
             self.spending.record(source, unit, amount, over, member=member, model=model, team=team, tag=tag)
         return amount

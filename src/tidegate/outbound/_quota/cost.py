@@ -1,17 +1,18 @@
 """Which account a request is charged to, how much is reserved for it, and how long its output may become.
 
 lenient   reserves what most outputs needed (see `learned_sizes`), or else the bound; the output may become longer
-strict    the output never becomes longer than what is reserved: the bound in the request is lowered to that, or the
-          output is streamed and its reservation is topped up (see `settlement`), or the whole bound is reserved
+strict    the output never becomes longer than what is reserved before the request is sent. The bound of the request is
+          reserved in full if there is room for it now. If not, or if money is limited or the provider charges the
+          bound, what most outputs needed is reserved, and the bound in the request is lowered to that; an output that
+          ends there is counted (`truncated`)
 
-A provider that produces output faster than the program reads it is ahead of the reservation that is topped up. So the
-bound of a strict call is lowered, whether it is streamed or not, if money is limited. Its input is paid for as if each
-byte were a token, unless the program's tokenizer counts it.
+If money is limited, the input of a strict call is paid for as if each byte were a token, unless the program's tokenizer
+counts it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from tidegate.core._bounds import MAX_INTEGER
@@ -23,9 +24,8 @@ from tidegate.outbound._providers.provider import CATCH_ALL_DOMAIN
 from tidegate.outbound._quota.decoding import decoded
 from tidegate.outbound._quota.exchange import credential_of
 from tidegate.outbound._quota.json_body import repeats_keys
-from tidegate.outbound._quota.production import most_in_a_period
+from tidegate.outbound._quota.production import most_until_renewal
 from tidegate.outbound._quota.request_tokens import RequestTokens, path_of, read_request, units_of
-from tidegate.outbound._quota.settlement import MIN_HEADROOM
 from tidegate.outbound._quota.unbounded import (
     may_contain,
     repeated_key,
@@ -56,10 +56,11 @@ DIGEST_HEADERS: Final = ("content-digest", "digest", "content-md5", "x-amz-conte
 class CallPlan(NamedTuple):
     """What is reserved for a call, and what is sent.
 
-    `input_tokens` and `output_tokens` (of each output) are parts of the cost. `body` is sent instead of the request's:
-    its bound is lowered to `output_tokens`. `tops_up`: the output is streamed, and more is reserved while it arrives.
-    `money` is what the call may cost, if the provider has prices; it includes `paid_input` tokens of input. `fits` is
-    whether the limits of a member of a pool can ever allow all of it: a lenient call reserves less otherwise.
+    `input_tokens` and `output_tokens` (of each output) are parts of the cost; `first_output` is less if the output is
+    streamed, counts when it is produced, and more is reserved while it arrives. `lowers` is whether the request is sent
+    with its bound lowered to `output_tokens`. `money` is what the call may cost, if the provider has prices; it
+    includes `paid_input` tokens of input. `fits` is whether the limits of a member of a pool can ever allow all of it:
+    a lenient call reserves less otherwise.
     """
 
     cost: Cost
@@ -67,8 +68,8 @@ class CallPlan(NamedTuple):
     learned_key: LearnedKey | None = None
     input_tokens: int = 0
     output_tokens: int = 0
-    body: bytes | None = None
-    tops_up: bool = False
+    first_output: int = 0
+    lowers: bool = False
     money: int = 0
     paid_input: int = 0
     fits: bool = True
@@ -76,7 +77,12 @@ class CallPlan(NamedTuple):
     @property
     def truncates_at(self) -> int | None:
         """The tokens at which each output ends, because the bound of the request was lowered; None: it was not."""
-        return None if self.body is None else self.output_tokens
+        return self.output_tokens if self.lowers else None
+
+    @property
+    def body(self) -> bytes | None:
+        """The body that is sent in an attempt with this plan, instead of the request's; None: the request's."""
+        return self.request.clamped(self.output_tokens) if self.lowers and self.request is not None else None
 
 
 class TokenEstimates(NamedTuple):
@@ -202,7 +208,7 @@ def with_given_costs(provider: Provider, request: RequestTokens) -> RequestToken
 
 def cost_of(account: Account, call: OutboundRequest, asked: Mapping[str, int] | None) -> Cost:
     """Return the cost of a request: what the program `asked` for, the endpoint's cost, or an estimate."""
-    return plan_call(account, call, request_of(account.provider, call), None, asked).cost
+    return plan_call(account, call, request_of(account.provider, call), None, asked)[0].cost
 
 
 def plan_call(
@@ -214,10 +220,10 @@ def plan_call(
     tag: str = "",
     *,
     strict: bool = False,
-) -> CallPlan:
-    """Decide what is reserved for a request."""
+) -> list[CallPlan]:
+    """Decide what is reserved for a request: the first of these plans for which there is room."""
     if account.fixed_cost is not None and not asked:
-        return CallPlan(account.fixed_cost)
+        return [CallPlan(account.fixed_cost)]
     provider, estimated = account.provider, account.estimated
     if strict and request is not None and not asked:
         check_bounded(account, call, request)
@@ -229,19 +235,34 @@ def plan_call(
         estimated = tuple(unit for unit in estimated if unit not in cost)
     money = None if provider.prices is None else cost.get(provider.prices.unit)
     if request is None or not (estimated or (request.price is not None and money is None)):
-        return CallPlan(account.fit(cost), money=money or 0, fits=account.can_fit(cost))
-    plan = _plan_output(account, call, request, estimates, tag, cost, strict=strict, is_asked=bool(asked))
-    whole = units_of(request, plan.input_tokens, plan.output_tokens)
+        return [CallPlan(account.fit(cost), money=money or 0, fits=account.can_fit(cost))]
+    found = _plan_outputs(account, call, request, estimates, tag, cost, strict=strict, is_asked=bool(asked))
+    return [_complete(account, plan, request, estimated, asked, strict=strict) for plan in found]
+
+
+def _complete(
+    account: Account,
+    plan: CallPlan,
+    request: RequestTokens,
+    estimated: tuple[str, ...],
+    asked: Mapping[str, int] | None,
+    *,
+    strict: bool,
+) -> CallPlan:
+    """Return a plan whose cost, so far what the file or the program says, has what its tokens count, too."""
+    provider, cost = account.provider, cast("dict[str, int]", {**cast("Mapping[str, int]", plan.cost)})
+    whole = units_of(request, plan.input_tokens, plan.first_output)
     if request.price is not None:
+        unit = request.price.unit
         tokens = request.price.estimate(plan.paid_input, plan.output_tokens * request.times)
-        whole[request.price.unit] = min(MAX_INTEGER, tokens + request.fee)
-        plan = plan._replace(money=whole[request.price.unit] if money is None else money)
+        whole[unit] = min(MAX_INTEGER, tokens + request.fee)
+        plan = plan._replace(money=cost.get(unit, whole[unit]))
     if provider.member and not account.can_fit(cost | {unit: whole.get(unit, 0) for unit in estimated}):
         plan = plan._replace(fits=False)
     for unit in estimated:
         cost[unit] = whole.get(unit, 0) if strict else min(whole.get(unit, 0), account.bursts[unit])
     if not asked:
-        return plan
+        return plan._replace(cost=cost)
     counted = {unit: amount for unit, amount in cost.items() if unit in account.units}
     return plan._replace(cost=counted if strict else account.fit(cost))
 
@@ -281,7 +302,7 @@ def check_asked(account: Account, asked: Mapping[str, int]) -> None:
             raise ConfigError(f"unknown unit {unit!r}: amounts of money are in {prices.unit!r}", field="cost")
 
 
-def _plan_output(
+def _plan_outputs(
     account: Account,
     call: OutboundRequest,
     request: RequestTokens,
@@ -291,8 +312,8 @@ def _plan_output(
     *,
     strict: bool,
     is_asked: bool,
-) -> CallPlan:
-    """Decide how long the output is assumed to become, and how that is enforced; the caller completes the cost."""
+) -> list[CallPlan]:
+    """Decide how long the output is assumed to become, and how that is enforced; the caller completes the costs."""
     provider, profile, bound = account.provider, request.profile, request.bound
     key = provider.domain, request.model or "", tag
     expected = input_learned = tokenizer = None
@@ -306,30 +327,51 @@ def _plan_output(
         # Learned from requests of another kind, such as references to files. If it denied calls, none could correct it.
         input_tokens = request.estimate_input()
     if not strict:
-        output_tokens = bound if expected is None or profile.charges != "usage" else min(request.longest, expected)
-        return CallPlan(cost, request, key, input_tokens, output_tokens, paid_input=input_tokens)
+        output = bound if expected is None or profile.charges != "usage" else min(request.longest, expected)
+        return [CallPlan(cost, request, key, input_tokens, output, output, paid_input=input_tokens)]
     limits_money = request.price is not None and account.limits_money
     paid_input = request.largest_input if limits_money and tokenizer is None else input_tokens
     largest = account.largest_output(request, input_tokens, paid_input)
-    if profile.charges == "usage" and request.streams and request.endpoint.has_output and not limits_money:
-        # An output that arrives is counted too high, so that it would be cut off before the end of its reservation.
-        first = profile.default_output if expected is None else expected * 4 // 3 + 2 * MIN_HEADROOM
-        if profile.output_counted == "produced" and estimates is not None:
-            first = min(first, most_in_a_period(account.output_limits(request), estimates.learned.fastest(key)))
-        output_tokens = max(1, min(request.longest, first, largest))
-        return CallPlan(cost, request, key, input_tokens, output_tokens, tops_up=True, paid_input=paid_input)
-    longest = request.longest if profile.charges == "usage" else bound
-    output_tokens = max(1, min(bound if expected is None else expected, longest, largest))
-    body = None
-    if call.rewrites and (output_tokens < bound or not request.stated) and not has_fixed_body(call):
-        body = request.clamped(output_tokens)
-    if body is None:
+    most = MAX_INTEGER  # that is produced until more is reserved
+    if profile.output_counted == "produced" and request.streams and estimates is not None:
+        most = most_until_renewal(account.output_limits(request), estimates.learned.fastest(key))
+    return [
+        CallPlan(cost, request, key, input_tokens, length, min(length, most), lowers, paid_input=paid_input)
+        for length, lowers in _strict_lengths(account, call, request, expected, largest, is_asked=is_asked)
+    ]
+
+
+def _strict_lengths(
+    account: Account,
+    call: OutboundRequest,
+    request: RequestTokens,
+    expected: int | None,
+    largest: int,
+    *,
+    is_asked: bool,
+) -> list[tuple[int, bool]]:
+    """Return how long the output of a strict call may become, and whether its bound is lowered to that.
+
+    Of several lengths, the first for which there is room is used. `largest` is what can ever be allowed. The bound of
+    the request is not reserved in full where that would cost more than the room: money stays charged if a process is
+    killed, and some providers count the bound, however long the output is.
+    """
+    profile, bound = request.profile, request.bound
+    if request.stated and bound <= largest and (expected is None or expected >= bound):
+        return [(bound, False)]
+    if not call.rewrites or not request.can_be_clamped or has_fixed_body(call):
         if request.document and not request.stated and profile.bounds and not is_asked:
-            raise unset_bound(provider, request.bound_name)
+            raise unset_bound(account.provider, request.bound_name)
         # If nothing bounds the output, it may cost whatever the provider's own maximum is.
         unbounded = not request.stated and request.price is not None and request.price.dearest_output > 0
-        output_tokens = max(bound, largest) if unbounded else bound
-    return CallPlan(cost, request, key, input_tokens, output_tokens, body, paid_input=paid_input)
+        return [(max(bound, largest) if unbounded else bound, False)]
+    usual = bound if expected is None else expected
+    if request.stated or profile.charges != "usage":
+        usual = min(usual, bound)
+    lowered = max(1, min(usual, largest)), True
+    limits_money = request.price is not None and account.limits_money
+    has_whole = request.stated and bound <= largest and profile.charges == "usage" and not limits_money
+    return [(bound, False), lowered] if has_whole else [lowered]
 
 
 def has_fixed_body(call: OutboundRequest) -> bool:

@@ -39,6 +39,7 @@ from tidegate.outbound._quota.exchange import (
     RequestOutcome,
     SendResult,
 )
+from tidegate.outbound._quota.gate_call import GateCall
 from tidegate.outbound._quota.learned_sizes import LearnedSizes
 from tidegate.outbound._quota.pending_charge import (
     AsyncPendingCharge,
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
     from tidegate.outbound._providers.provider import Provider
     from tidegate.outbound._quota.charge import Charge
     from tidegate.outbound._quota.exchange import OutboundRequest
-    from tidegate.outbound._quota.gate_call import GateCall
     from tidegate.stores import Store
 
 R = TypeVar("R")
@@ -113,6 +113,7 @@ class _Gate:
         self._defaults = RequestOptions(
             None if timeout is None else seconds("timeout", timeout), seconds("priority", priority)
         )
+        self._at_once = self._defaults._replace(timeout=0)
         if not isinstance(store, str) and clock is not None and clock is not store.clock:
             message = "cannot be combined with a Store, which has its own clock: give the clock to the store"
             raise ConfigError(message, field="clock")
@@ -158,14 +159,14 @@ class _Gate:
         It is called with the provider (None: no limits) and, if the body was changed, with the body to send instead.
         """
         planner, handler = self.planner, self._responses
-        changes = self.providers.changes
+        changes = planner.providers.changes
         provider = planner.find_provider(call.url)
         if provider is None:
             self._counts["unlimited"] += 1
             response = yield partial(send, None)
             return SendResult(response.native, RequestOutcome(None), None)
         options = self._current_options()
-        gate_call = self._reserver.open_call(provider, call, options, call.url, changes)
+        gate_call = GateCall(planner, provider, call, options, call.url, changes)
         while True:
             charge = yield from self._reserver.reserve_flow(gate_call)
             response = yield from handler.send_flow(gate_call, send)
@@ -211,15 +212,20 @@ class _Gate:
         """Reserve for a request that the caller sends itself; `make` creates its pending charge."""
         planner = self.planner
         planner.reload_if_due()
-        changes = self.providers.changes
-        found = find_target(self.providers, target)
+        providers = planner.providers
+        changes = providers.changes
+        found = find_target(providers, target)
         if found is None:
             self._counts["unlimited"] += 1
             return make(None, None)
-        options = self._current_options().replaced(timeout, priority, read_cost(cost))
+        if cost is None and priority is None and timeout == 0 and CURRENT_OPTIONS.get() is None:
+            options = self._at_once
+        else:
+            options = self._current_options().replaced(timeout, priority, read_cost(cost))
         provider, call = found
-        gate_call = self._reserver.open_call(provider, call, options, target, changes)
-        check_money_given(gate_call.candidate.account, options.cost)
+        gate_call = GateCall(planner, provider, call, options, target, changes)
+        if provider.limits_money:
+            check_money_given(gate_call.candidate.account, options.cost)
         try:
             charge = yield from self._reserver.reserve_flow(gate_call)
         except Denied as denied:
@@ -228,10 +234,11 @@ class _Gate:
             return make(gate_call.candidate.account, None, denied.decision)
         account = gate_call.candidate.account
         pending = make(account, charge)
-        pending.owned = True
         if raises:
+            pending.owned = True
             account.delays.track(charge)
         else:
+            pending.owned = account.holds_slots
             charge.tracked_until = 0
         return pending
 
@@ -264,11 +271,11 @@ class _Gate:
 
     def _open_call(self, call: OutboundRequest) -> GateCall | None:
         """Return a call to inspect; None: no provider limits it. Raises Denied if its pool is drained."""
-        changes = self.providers.changes
-        provider = self.planner.find_provider(call.url)
+        planner, changes = self.planner, self.planner.providers.changes
+        provider = planner.find_provider(call.url)
         if provider is None:
             return None
-        return self._reserver.open_call(provider, call, self._current_options(), call.url, changes)
+        return GateCall(planner, provider, call, self._current_options(), call.url, changes)
 
     def _peek_flow(self, call: OutboundRequest, times: int) -> CallFlow[Decision | None]:
         """Return the decision for sending a request now (or several such requests); None: no provider limits it."""
@@ -282,13 +289,13 @@ class _Gate:
         return (yield from found.ask_flow("peek"))
 
     def _peek_target_flow(self, target: object, cost: Cost | None) -> CallFlow[Decision | None]:
-        changes = self.providers.changes
-        found = find_target(self.providers, target)
+        planner, changes = self.planner, self.planner.providers.changes
+        found = find_target(planner.providers, target)
         if found is None:
             return None
         options = self._current_options().replaced(None, None, read_cost(cost))
         try:
-            call = self._reserver.open_call(*found, options, target, changes)
+            call = GateCall(planner, *found, options, target, changes)
         except Denied as denied:
             return denied.decision
         return (yield from call.ask_flow("peek"))

@@ -13,15 +13,15 @@ wait queues        a call waits for the accounts and ceilings that denied it (se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate._limiter.joint import JointCall, LimiterAsk, soonest
+from tidegate._limiter.waiting import Denial
 from tidegate.adaptive._gated_store import retry_after_recovery
 from tidegate.core._algorithms import NEVER
 from tidegate.core._bounds import MAX_DURATION, SECOND
 from tidegate.errors import Denied
-from tidegate.outbound._quota.charge import CallLabel, Charge
+from tidegate.outbound._quota.charge import CallLabel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from tidegate.core import Decision, Limit
     from tidegate.outbound._providers.provider import Provider
     from tidegate.outbound._quota.account import Account
+    from tidegate.outbound._quota.charge import Charge
     from tidegate.outbound._quota.cost import CallPlan
-    from tidegate.outbound._quota.exchange import OutboundRequest, RequestOptions
+    from tidegate.outbound._quota.exchange import OutboundRequest, RequestOptions, SenderLimits
     from tidegate.outbound._quota.planner import CallPlanner
 
 
@@ -107,7 +108,8 @@ class GateCall(JointCall):
     refused: tuple[str, ...] = ()
     rejected: tuple[tuple[Candidate, int], ...] = ()  # with the status
     charge: Charge
-    _only: tuple[LimiterAsk, Decision] | None = None  # what was charged, if it is a single ask
+    denied: Denial | None = None  # the answer to `charge_now`
+    only: tuple[LimiterAsk, Decision] | None = None  # what `charge_now` has charged
     waits: bool = False  # whether it has waited: then its candidates may have changed
 
     def __init__(
@@ -130,20 +132,24 @@ class GateCall(JointCall):
         self._found = found = planner.candidates(provider, request, options)
         self.candidates: list[Candidate] = found
         self.candidate: Candidate = found[0]  # that was charged
-        super().__init__(())
-        self._use(found)
+        super().__init__(self._alternatives_of(found))
 
     # ---- candidates --------------------------------------------------------------------------------------------------
 
     def drop(self, candidate: Candidate) -> None:
         """Do not try a member again for this call."""
         self.failed += (candidate.provider.member,)
-        self._use([each for each in self.candidates if each is not candidate])
+        self._use(self.others)
 
     def refuse(self, candidate: Candidate) -> None:
         """Do not try a member again in this attempt."""
         self.refused += (candidate.provider.member,)
-        self._use([each for each in self.candidates if each is not candidate])
+        self._use(self.others)
+
+    @property
+    def others(self) -> list[Candidate]:
+        """The candidates at other accounts than the one that was charged."""
+        return [each for each in self.candidates if each.account is not self.candidate.account]
 
     def begin_attempt(self) -> None:
         """Try members again that have refused this call."""
@@ -164,11 +170,15 @@ class GateCall(JointCall):
 
     def _use(self, candidates: list[Candidate]) -> None:
         self.candidates = candidates
+        self.alternatives = self._alternatives_of(candidates)
+
+    def _alternatives_of(self, candidates: list[Candidate]) -> Sequence[Sequence[LimiterAsk]]:
+        """Return what is asked for each of some candidates, with the limits of the sender."""
         sender = self.options.sender
-        if sender is None or sender.charged:
-            self.alternatives = [candidate.asks for candidate in candidates]
-        else:
-            self.alternatives = [(*candidate.asks, *sender.asks) for candidate in candidates]
+        own = () if sender is None or sender.charged else sender.asks
+        if len(candidates) == 1 and not own:  # the usual case
+            return (candidates[0].asks,)
+        return [(*candidate.asks, *own) for candidate in candidates]
 
     def repeat(self, times: int) -> None:
         """Ask for this many such calls at once."""
@@ -204,7 +214,6 @@ class GateCall(JointCall):
         for number in numbers or range(len(candidates)):
             candidate = candidates[number]
             account = candidate.account
-            account.recover()
             if account.is_paused():
                 paused.append(account.deny_paused(candidate.asks[0].cost))
                 waits_for.append((account.limiter.queues, account.key))
@@ -213,35 +222,51 @@ class GateCall(JointCall):
         if not open_numbers:
             self.denying = waits_for
             return soonest(paused)
-        asks = self.alternatives[open_numbers[0]]
-        self._only = None
-        if verb == "acquire" and len(open_numbers) == 1 and len(asks) == 1 and not asks[0].conditions:
-            # As `charge_flow` does, but a store in memory answers this in a quarter of the time.
-            limiter, key, cost, _ = asks[0]
-            decision: Decision = yield partial(limiter.try_acquire, key, cost)  # type: ignore[misc, attr-defined]  # JointFlow has only the engine's steps; a Limiter or AsyncLimiter
-            self.chosen, self._only = open_numbers[0], (asks[0], decision)
-            self.denying = [(limiter.queues, key)]
-        else:
-            decision = yield from super().ask_flow(verb, open_numbers)
+        self.only = None
+        decision = yield from super().ask_flow(verb, open_numbers)
         if decision.allowed:
             self.candidate = candidates[self.chosen]
             return decision
-        sender = self.options.sender
-        if decision.retry == NEVER and (sender is None or sender.can_fit()):
-            waits = [wait for number in open_numbers if (wait := candidates[number].recovery_wait()) is not None]
-            decision = retry_after_recovery(decision, min(waits)) if waits else decision
         self.denying += waits_for
-        return soonest([*paused, decision])
+        return soonest([*paused, self._retry_after_recovery(decision, open_numbers)])
 
-    def make_charge(self) -> Charge:
-        """Return what it was charged, with what its sender was charged."""
-        charges = self.reserved() if self._only is None else ()
-        return Charge(charges, self._planner.clock, only=self._only)
+    def charge_now(self) -> bool:
+        """Charge a call that has not waited, in a store in memory; returns whether it is allowed.
 
-    def leave_to_sender(self, charge: Charge) -> None:
-        """Take what the sender was charged from a charge: the sender settles it, once for all attempts."""
+        Its candidates are of one account, without anything that is charged with it. If it was not asked, because this
+        is not so or because others wait for its key, `denied` is None.
+        """
+        candidates = self.candidates
+        account, self.denied = candidates[0].account, None
+        if self.waits or account.limiter.queues.occupied or account.is_paused():
+            return False
+        wakes = account.limiter.queues.wakes
+        denials: list[Decision] = []
+        for number, asks in enumerate(self.alternatives):
+            if len(asks) != 1 or candidates[number].account is not account:
+                return False
+            limiter, key, cost, _ = asks[0]
+            decision = limiter.charge_now(key, cost) if account.plain else limiter.hold_now(key, cost)
+            if decision.allowed:
+                self.only, self.candidate = (asks[0], decision), candidates[number]
+                return True
+            denials.append(self._retry_after_recovery(decision, (number,)))
+        place = account.limiter.queues, account.key
+        numbers = tuple(range(len(denials)))
+        self.denied = Denial(soonest(denials), account.clock.steady(), wakes, (place,), numbers)
+        return False
+
+    def _retry_after_recovery(self, decision: Decision, numbers: Sequence[int]) -> Decision:
+        """Return a denial; a cost that is too large for a reduced capacity may fit when that has recovered."""
         sender = self.options.sender
-        if sender is not None and not sender.charged:
+        if decision.retry != NEVER or not (sender is None or sender.can_fit()):
+            return decision
+        waits = [wait for number in numbers if (wait := self.candidates[number].recovery_wait()) is not None]
+        return retry_after_recovery(decision, min(waits)) if waits else decision
+
+    def leave_to_sender(self, charge: Charge, sender: SenderLimits) -> None:
+        """Take what the sender was charged from a charge: the sender settles it, once for all attempts."""
+        if not sender.charged:
             count = len(self.candidate.asks)
             charge.charges, sender.charged = charge.charges[:count], charge.charges[count:]
             self._use(self.candidates)
@@ -284,9 +309,10 @@ def denial(call: GateCall, decision: Decision, timeout: float | None) -> Denied:
     """Return the error of a call that no candidate had room for."""
     candidates = call.candidates
     name, names = candidates[0].provider.name, ", ".join(decision.violated)
-    if len(candidates) > 1:
-        name = f"{name} (all {len(candidates)} members)"
-    got = "no permit" if len(candidates) > 1 else f"{candidates[0].account.key!r} got no permit"
+    members = len({id(each.account) for each in candidates})
+    if members > 1:
+        name = f"{name} (all {members} members)"
+    got = "no permit" if members > 1 else f"{candidates[0].account.key!r} got no permit"
     if decision.retry == NEVER:
         message = f"the cost exceeds what {names} can ever allow"
     elif decision.retry:

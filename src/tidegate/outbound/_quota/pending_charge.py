@@ -58,10 +58,23 @@ class _PendingCharge:
         self._run = run
         self.account = account
         self.charge = charge
-        self.provider: str | None = None if account is None else account.provider.name
-        self.member: str = "" if account is None or charge is None else account.provider.member
-        self.decision: Decision | None = decision if charge is None else charge.decision
+        self._denial = decision
         self._open = [True] if charge is not None else []  # emptied by the one call that settles
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was decided; None: no provider limits the request."""
+        return self._denial if self.charge is None else self.charge.decision
+
+    @property
+    def provider(self) -> str | None:
+        """The name of the provider; None: no provider limits the request."""
+        return None if self.account is None else self.account.provider.name
+
+    @property
+    def member(self) -> str:
+        """The member of the pool that was charged."""
+        return "" if self.account is None or self.charge is None else self.account.provider.member
 
     @property
     def allowed(self) -> bool:

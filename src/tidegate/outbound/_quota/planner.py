@@ -110,14 +110,14 @@ class CallPlanner:
 
     def _plan_call(
         self, account: Account, call: OutboundRequest, request: RequestTokens | None, options: RequestOptions
-    ) -> CallPlan:
+    ) -> list[CallPlan]:
         strict = account.provider.strict if options.strict is None else options.strict
         return plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
 
     def candidates(self, provider: Provider, call: OutboundRequest, options: RequestOptions) -> list[Candidate]:
-        """Return the accounts that a request may be charged to, the preferred one first; raises Denied if none can be.
+        """Return what a request may be charged to, the preferred account first; raises Denied if nothing can be.
 
-        A provider without a pool has one.
+        A provider without a pool has one account. A strict call may have two plans: all with its own bound come first.
         """
         pool = provider.pool
         if pool is None:
@@ -126,33 +126,39 @@ class CallPlanner:
             same = account.same_call
             if same is not None and same.provider is provider and not options.cost:
                 return [same]
-            strict = account.provider.strict if options.strict is None else options.strict
-            plan = plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
-            ceilings = self._call_ceilings(account, plan, options) if provider.ceilings else ()
-            candidate = Candidate.of(provider, account, plan, ceilings)
-            if account.fixed_cost is not None and not (options.cost or ceilings):
-                account.same_call = candidate  # all such calls are planned in the same way
-            return [candidate]
+            plans = self._plan_call(account, call, request, options)
+            if not provider.ceilings:
+                own = [Candidate.of(provider, account, plan) for plan in plans]
+                if account.fixed_cost is not None and not options.cost:
+                    account.same_call = own[0]  # all such calls are planned in the same way
+                return own
+            return [
+                Candidate.of(provider, account, plan, self._call_ceilings(account, plan, options)) for plan in plans
+            ]
         members = [member for member in pool.members if not member.drained]
-        found = []
-        plans: dict[tuple[object, ...], CallPlan] = {}
+        found: list[list[Candidate]] = []
+        alike_plans: dict[tuple[object, ...], list[CallPlan]] = {}
         requests: dict[tuple[object, ...], RequestTokens | None] = {}
         for member in members:
-            own = member.provider
-            kind = id(own.profile), id(own.prices)  # members with the same ones share what is read and planned
+            kind = id(member.provider.profile), id(member.provider.prices)  # with the same ones: read and planned once
             if kind not in requests:
-                requests[kind] = request_of(own, call, options.model)
-            account = self._open_model_account(own, call, requests[kind])
+                requests[kind] = request_of(member.provider, call, options.model)
+            account = self._open_model_account(member.provider, call, requests[kind])
             alike = kind, account.provider.limits
-            if alike not in plans:
-                plans[alike] = self._plan_call(account, call, requests[kind], options)
-            ceilings = self._call_ceilings(account, plans[alike], options)
-            found.append(Candidate.of(own, account, plans[alike], ceilings))
+            if alike not in alike_plans:
+                alike_plans[alike] = self._plan_call(account, call, requests[kind], options)
+            found.append(
+                [
+                    Candidate.of(member.provider, account, plan, self._call_ceilings(account, plan, options))
+                    for plan in alike_plans[alike]
+                ]
+            )
         conversation = conversation_of(pool, call, requests.values())
-        order = pool.arrange(members, conversation, self._jitter, [c.plan.money for c in found])
+        order = pool.arrange(members, conversation, self._jitter, [own[0].plan.money for own in found])
         if not order:
             raise no_member(provider)
-        arranged = sorted((found[index] for index in order), key=lambda each: each.account.is_key_doubted(each.model))
+        arranged = [found[index][0] for index in order] + [each for index in order for each in found[index][1:]]
+        arranged.sort(key=lambda each: each.account.is_key_doubted(each.model))
         usable = [each for each in arranged if not each.account.key_rejected] or arranged
         return [each for each in usable if each.plan.fits] or usable
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidegate.core import Limit
 
 SAMPLES_PER_PERIOD: Final = 120
-RENEWALS_PER_PERIOD: Final = 2  # a reservation is renewed while its output is streamed
+RENEWALS_PER_PERIOD: Final = 8  # a reservation is renewed while its output is streamed
 MAX_PIECES: Final = 12  # that an output is split into at a time
 MAX_SPEEDUP: Final = (9, 8)  # an output is at most 9/8 as fast as the fastest recent one
 
@@ -35,6 +35,12 @@ def most_in_a_period(limits: Sequence[Limit], fastest: int | None) -> int:
         return MAX_INTEGER
     numerator, denominator = MAX_SPEEDUP
     return min(MAX_INTEGER, -(-fastest * max(limit.length for limit in limits) * numerator // (SECOND * denominator)))
+
+
+def most_until_renewal(limits: Sequence[Limit], fastest: int | None) -> int:
+    """Return how many tokens of a stream must be reserved until its reservation is renewed, with half as many again."""
+    most = most_in_a_period(limits, fastest)
+    return most if most == MAX_INTEGER else -(-most * 3 // (2 * RENEWALS_PER_PERIOD))
 
 
 class OutputPiece(NamedTuple):

@@ -110,12 +110,15 @@ class RequestTokens(NamedTuple):
         """Return the request with the number of images that a form asks for."""
         return self._replace(images=max(1, _stated_count(read_number(form, self.endpoint.images[-1])) or 1))
 
-    def clamped(self, output_tokens: int) -> bytes | None:
-        """Return the body with every bound lowered to `output_tokens`; None: it cannot be changed."""
+    @property
+    def can_be_clamped(self) -> bool:
+        """Whether its body can be changed to have another bound."""
+        return bool(self.document) and bool(self.endpoint.bound or self.profile.bounds)
+
+    def clamped(self, output_tokens: int) -> bytes:
+        """Return the body with every bound lowered to `output_tokens`."""
         bounds = self.profile.bounds
-        fallback = self.endpoint.bound or (bounds[0] if bounds else ())
-        if not self.document or not fallback:
-            return None
+        fallback = self.endpoint.bound or bounds[0]
         document, bounded = self.document, False
         for path in bounds:
             values = [value for value in values_at(document, path) if value is not None]

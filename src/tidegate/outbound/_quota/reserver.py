@@ -10,8 +10,8 @@ from tidegate._limiter.waiting import Denial
 from tidegate._runtime.ambient import CURRENT_RUN
 from tidegate.core._bounds import SECOND
 from tidegate.errors import Denied
-from tidegate.outbound._quota.charge import quiet_flow
-from tidegate.outbound._quota.gate_call import CandidatesChanged, GateCall, denial, label_of
+from tidegate.outbound._quota.charge import Charge, quiet_flow
+from tidegate.outbound._quota.gate_call import CandidatesChanged, denial, label_of
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
     from tidegate._runtime.clock import Signal
     from tidegate._runtime.flow import CallFlow
-    from tidegate.outbound._providers.provider import Provider
     from tidegate.outbound._quota.account import Account
-    from tidegate.outbound._quota.charge import Charge
-    from tidegate.outbound._quota.exchange import OutboundRequest, RequestOptions
+    from tidegate.outbound._quota.gate_call import GateCall
     from tidegate.outbound._quota.planner import CallPlanner
     from tidegate.spending import Spending
     from tidegate.stores import Store
@@ -53,29 +51,25 @@ class Reserver:
         for limiter in self._planner.limiters:
             limiter.queues.wake_all()
 
-    def open_call(
-        self, provider: Provider, request: OutboundRequest, options: RequestOptions, target: object, changes: int
-    ) -> GateCall:
-        """Return a call to a provider; raises Denied if no member of its pool may be asked."""
-        return GateCall(self._planner, provider, request, options, target, changes)
-
-    def reserve_flow(self, call: GateCall) -> CallFlow[Charge]:
+    def reserve_flow(self, call: GateCall) -> CallFlow[Charge]:  # noqa: C901 - one path, without calls for its branches
         """Wait for permits; if the capacity turns out to be lower than known, return them and wait again.
 
         The same, once, if the response of the store was so slow that the request would be sent too late. If the
         candidates change while the call waits, they are found again.
         """
         store = self._store
-        was_replaced = store.instant  # then no permit is too old
+        was_replaced = False
         while True:
-            try:
-                yield from self._charge_flow(call)
-            except CandidatesChanged:
-                call.find_again()
-                continue
+            if not (store.instant and call.charge_now()):
+                try:
+                    yield from self._charge_flow(call)
+                except CandidatesChanged:
+                    call.find_again()
+                    continue
             candidate = call.candidate
             account = candidate.account
-            charge = call.make_charge()
+            only = call.only
+            charge = Charge(call.reserved() if only is None else (), self._clock, only=only)
             delays = account.delays
             expired = delays.find_expired(charge.at) if delays.in_flight else None
             if (expired is not None or account.account_capacity.is_check_due()) and (
@@ -83,32 +77,35 @@ class Reserver:
             ):
                 continue
             if not store.instant and delays.is_stale(charge, checked_later=call.request.reports_write):
-                if was_replaced:
-                    delays.keep_stale()
-                else:
+                if not was_replaced:
                     was_replaced = True
                     yield from quiet_flow(charge.cancel_flow())
                     if charge.settled:
                         continue
+                delays.keep_stale()
             if candidate.provider.prices is not None:
                 charge.label, charge.spending = label_of(candidate, call.options), self._spending
             if CURRENT_RUN.get() is not None:
                 yield from charge.charge_run_flow(call.request.identify)
-            call.leave_to_sender(charge)
+            if call.options.sender is not None:
+                call.leave_to_sender(charge, call.options.sender)
             self._counts["sent"] += 1
             call.charge = charge
             return charge
 
     def _charge_flow(self, call: GateCall) -> CallFlow[None]:
         """Ask at once, unless other calls wait for the same permits; then wait."""
-        verb, places, denied = call.verb, call.places(), None
-        numbers = places.open_to(None)
-        if numbers:
-            wakes = places.wakes
-            decision = yield from call.ask_flow(verb, numbers)
-            if decision.allowed:
-                return
-            denied = Denial(decision, self._clock.steady(), wakes, call.denying, numbers)
+        denied = call.denied  # at once, by a store in memory
+        verb = call.verb
+        if denied is None:
+            places = call.places()
+            numbers = places.open_to(None)
+            if numbers:
+                wakes = places.wakes
+                decision = yield from call.ask_flow(verb, numbers)
+                if decision.allowed:
+                    return
+                denied = Denial(decision, self._clock.steady(), wakes, call.denying, numbers)
         call.waits = True
         timeout, priority = call.options.timeout, call.options.priority
         if timeout is not None:

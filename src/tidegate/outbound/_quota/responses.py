@@ -54,8 +54,6 @@ COUNTER_NAMES: Final = (
     "rejected",
     "retried",
     "corrected",
-    "topped_up",
-    "cut_off",
     "truncated",
     "overrun",
     "overrun_tokens",
@@ -120,7 +118,7 @@ class ResponseHandler:
         """Return how a call without a response is sent again: by another member, or in another attempt; None: not."""
         request, own = call.request, call.candidate.provider
         unreached = request.unreached(error)
-        if own.member and unreached and len(call.candidates) > 1 and not call.is_overdue():
+        if own.member and unreached and call.others and not call.is_overdue():
             call.drop(call.candidate)
             return NextTry(0, new_attempt=False)
         if not request.retries(error) or not (unreached or request.method.upper() in IDEMPOTENT_METHODS):
@@ -296,7 +294,7 @@ class ResponseHandler:
     def _settle_failed_flow(self, account: Account, charge: Charge, status: int, plan: CallPlan) -> CallFlow[Any]:
         """Settle a call that failed and is sent again: most providers charge nothing for it but the request."""
         if account.settles:
-            yield from self.make_settlement(account, charge, status, plan).settle_flow(None)
+            yield from self.make_settlement(account, charge, status, plan).settle_flow()
         else:
             yield from quiet_flow(charge.commit_flow())
 

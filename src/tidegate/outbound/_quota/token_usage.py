@@ -284,6 +284,8 @@ class UsageReader:
 
     def finish(self) -> Parts:
         """Return the reported parts, after the last chunk."""
+        if self._parts is not None:
+            return self._parts
         line, self._line = self._line, b""
         if b"data:" in line:
             self._search(bytes(line))

@@ -230,7 +230,7 @@ class Settings:
     )
     profiles: tuple[Path, ...] = setting(
         (), read_paths, "YAML file or folder of profiles that provider files can name",
-        PATHS._replace(metavar="PATH"), many=True, group=SOURCES_GROUP, link="../howto/outbound.md#profiles",
+        PATHS._replace(metavar="PATH"), many=True, group=SOURCES_GROUP, link="../reference/outbound.md#profiles",
     )
     spending: SpendingSettings | None = setting(
         None, read_spending, "file in which the costs of providers with prices are recorded, or a mapping",
