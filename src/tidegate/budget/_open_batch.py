@@ -133,7 +133,9 @@ class OpenBatches:
     def claim_expired(self, now: int) -> Iterator[OpenBatch]:
         """Claim the batches that expired by the steady instant `now`; those of a `with` block stay with it."""
         for batch in list(self._batches):
-            if batch.expires <= now and not batch.in_block and batch.claim():
+            if batch.expires > now:  # so do the later ones
+                return
+            if not batch.in_block and batch.claim():
                 yield batch
 
     def claim(self, count: int, task_type: str | None, result: RateLimitResult | None) -> OpenBatch | None:
@@ -149,11 +151,22 @@ class OpenBatches:
                 message = f"it is of {batch.budget}: give it to the budget that checked it, not to {self._budget}"
                 raise ConfigError(message, field="result")
             return batch if batch.claim() else None
-        while True:
-            open_batches = [batch for batch in list(self._batches) if not batch.in_block and not batch.claimed]
-            if task_type is not None:
-                open_batches = [batch for batch in open_batches if batch.task_type == task_type] or open_batches
-            oldest = open_batches[0] if open_batches else None
-            chosen = next((batch for batch in open_batches if batch.left == count), oldest)
-            if chosen is None or chosen.claim():
+        while (chosen := self._choose(count, task_type)) is not None:
+            if chosen.claim():
                 return chosen
+        return None
+
+    def _choose(self, count: int, task_type: str | None) -> OpenBatch | None:
+        """Return an unclaimed batch: of this type if there is one, and of `count` tasks if there is one."""
+        oldest: dict[bool, OpenBatch] = {}  # by whether it has the type
+        fits: OpenBatch | None = None  # of another type
+        for batch in list(self._batches):
+            if batch.in_block or batch.claimed:
+                continue
+            has_type = task_type is None or batch.task_type == task_type
+            if batch.left == count:
+                if has_type:
+                    return batch
+                fits = fits or batch
+            oldest.setdefault(has_type, batch)
+        return oldest.get(True) or fits or oldest.get(False)
