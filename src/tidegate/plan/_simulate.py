@@ -257,7 +257,7 @@ def read_limit(limit: Limit | str) -> Limit:
 def compare_algorithms(limit: str) -> dict[str, list[Limit]]:
     """Return a limit that names no algorithm with each algorithm that can count it, as rules for `simulate`."""
     given = Limit.parse(limit)
-    if given.algorithm in limit.split() or given.calendar is not None:
+    if given.calendar is not None or any(word in ALGORITHMS for word in limit.split()):
         return {str(given): [given]}
     names = [name for name, each in ALGORITHMS.items() if not each.by_calendar and not each.holds_slots]
     return {f"{limit} {name}": [Limit.parse(f"{limit} {name}")] for name in names}
