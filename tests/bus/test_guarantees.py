@@ -1,10 +1,12 @@
 """Every bus keeps the guarantees of Bus, and verify_bus detects one that does not."""
 
 import itertools
+from contextlib import closing
 from typing import ClassVar
 
 import pytest
 
+from tests.servers.process import until
 from tidegate.bus import Retain, open_bus
 from tidegate.bus._local import LocalBus
 from tidegate.testing import verify_bus
@@ -18,6 +20,20 @@ def test_the_local_bus_keeps_the_guarantees():
 
 def test_network_buses_keep_the_guarantees(server):
     verify_bus(lambda: open_bus(server.url), stop=server.kill, start=server.start)
+
+
+def test_of_messages_with_one_version_the_first_is_retained(server):
+    """Whatever the bus, so that a message which is sent again replaces nothing."""
+    for url in ("local://one-version", server.url):
+        with closing(open_bus(url)) as bus, closing(open_bus(url)) as other:
+            bus.publish("one.version", b"first", Retain("k", 7, 60))
+            bus.publish("one.version", b"second", Retain("k", 7, 60))
+            bus.publish("one.version", b"last", Retain("another", 1, 60))
+            until(lambda bus=bus: not bus.metrics().get("queued"), "sending")
+            heard = []
+            other.subscribe("one.version", lambda event, heard=heard: heard.append(event.payload))
+            until(lambda heard=heard: len(heard) == 2, "both retained messages")
+            assert sorted(heard) == [b"first", b"last"]
 
 
 class Forgetful(LocalBus):
