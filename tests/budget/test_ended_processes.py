@@ -18,6 +18,7 @@ from tests.budget.test_shared import redis_url
 from tests.servers.valkey import ValkeyServer
 from tidegate.budget import TaskBudget
 from tidegate.budget._storage import open_values
+from tidegate.stores import SQLiteStore
 
 pytestmark = pytest.mark.once("redis")
 
@@ -156,3 +157,24 @@ def test_a_cluster_returns_batches(monkeypatch):
         with TaskBudget(per_day=10, store=url) as ended, TaskBudget(per_day=10, store=url) as budget:
             assert ended.check_all_limits(2).local is False
             wait_until(lambda: used(budget) == {"day": 0}, "the batch is returned")
+
+
+def test_a_batch_that_begins_while_another_process_looks_for_ended_ones_is_kept(tmp_path, monkeypatch):
+    """The other process stores its batch and its owner in one step, between the two looks."""
+    with ExitStack() as opened:
+        one, other = (opened.enter_context(TaskBudget(per_hour=100, store=tmp_path / "tasks.db")) for _ in range(2))
+        assert one.check_all_limits(1)
+        looks = []
+        list_values = SQLiteStore.list_values
+
+        def look(store, *arguments):
+            found = list_values(store, *arguments)
+            looks.append(found)
+            if len(looks) == 1:
+                assert other.check_all_limits(10)
+            return found
+
+        monkeypatch.setattr(SQLiteStore, "list_values", look)
+        one.reset_expired_windows()
+        assert looks
+        assert used(one)["hour"] == 11
