@@ -106,7 +106,10 @@ INTERNAL = {
     "tidegate.agents._reservation.BaseRunReservation.__init__": "made by `Run.reserve`",
     "tidegate.agents._reservation.BaseRunReservation.cancel_flow": "called by what charged the current run",
     "tidegate.agents._reservation.BaseRunReservation.commit_usage_flow": "called by what charged the current run",
-    "tidegate.agents._charging.RunDenied.__init__": "raised by `Run.reserve`",
+    "tidegate.agents._base_run.BaseRun.ask_flow": "called after a denial",
+    "tidegate.agents._base_run.BaseRun.end_flow": "called by the service and the command line",
+    "tidegate.agents._credits.BaseCredits.node_flow": "called by runs",
+    "tidegate.agents._errors.RunDenied.__init__": "raised by `Run.reserve`",
     "tidegate.budget._batch._Batch.__init__": "made by `TaskBudget.batch`",
     "tidegate.budget._settings.model.BudgetSettings.plan": "read by the budget",
     "tidegate.inbound._limiting.route_limit.RouteLimit.category": "set by the middleware",
@@ -146,7 +149,10 @@ INTERNAL = {
 # Names of the types of ASGI and WSGI, which each framework defines again; they are spelled out in the module.
 PROTOCOL_ALIASES = {"App", "Environ", "Receive", "Scope", "Send", "Start"}
 # Documents of the service are typed with the service; its client mirrors its JSON.
-SERVICE, UNTYPED_PACKAGES = "tidegate.service.", ("tidegate.service.client.",)
+SERVICE = "tidegate.service."
+# Methods that SDKs call with objects of theirs; the SDKs are not installed here, or have no types.
+SDKS = (*(f"{name}." for name in SDK_MODULES), "tidegate.inbound.mcp.", "tidegate.outbound.celery.")
+UNTYPED_PACKAGES = ("tidegate.service.client.", *SDKS)
 # Aliases that contain Any: the integers and arrays of a state mean something to its algorithm only; a flow yields calls
 # to its driver; functions of a limit receive the request of any framework; a report is JSON.
 OPAQUE_ALIASES = PROTOCOL_ALIASES | {"CallFlow", "FrameworkRequest", "Report", "State"}
@@ -165,7 +171,7 @@ def user_signatures():
     return {
         name: signature
         for name, signature in public_signatures().items()
-        if name not in INTERNAL and not name.startswith(SERVICE)
+        if name not in INTERNAL and not name.startswith((SERVICE, *SDKS))
     }
 
 

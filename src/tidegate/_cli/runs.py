@@ -217,7 +217,7 @@ def write_report(access: RunAccess, args: argparse.Namespace, output: Output) ->
     cells = [
         (
             *(output.clean(str(row[name])) or "-" for name in by),
-            *(format_amount(row[unit], unit) if is_money(unit) else f"{row[unit]:,}" for unit in units),
+            *(format_amount(int(row[unit]), unit) if is_money(unit) else f"{row[unit]:,}" for unit in units),
         )
         for row in rows
     ]

@@ -11,9 +11,10 @@ A call is charged to its node and to every node above, in one atomic step, befor
 from tidegate.agents._charged import charged
 from tidegate.agents._credits import AsyncCredits, CreditBalance, CreditCost, Credits
 from tidegate.agents._errors import RunDenied, RunEndedError, RunRightError, TokenError
-from tidegate.agents._exhausted import AskWebhook, Exhausted
+from tidegate.agents._exhausted import AskWebhook, Exhausted, OnExhausted
 from tidegate.agents._limits import Amount, RunCost
 from tidegate.agents._listing import RunListing, list_runs, list_runs_async
+from tidegate.agents._payments import RunCosts
 from tidegate.agents._reports import ReportRow, sum_rows
 from tidegate.agents._reservation import AsyncRunReservation, RunReservation
 from tidegate.agents._run import AsyncRun, Run, current_run
@@ -31,9 +32,11 @@ __all__ = [
     "Exhausted",
     "LimitUsage",
     "NodeUsage",
+    "OnExhausted",
     "ReportRow",
     "Run",
     "RunCost",
+    "RunCosts",
     "RunDenied",
     "RunEndedError",
     "RunListing",

@@ -19,7 +19,7 @@ from tidegate.agents._carving import Carving
 from tidegate.agents._charging import check_open, check_time, refresh_flow, refresh_path_flow, reserve_flow
 from tidegate.agents._credits import CreditCost, credit_node_flow
 from tidegate.agents._errors import RunDenied, RunEndedError, RunRightError, no_decision
-from tidegate.agents._exhausted import STOP, Exhausted, OnExhausted, read_on_exhausted
+from tidegate.agents._exhausted import STOP, Exhausted, ExhaustedPlan, OnExhausted, read_on_exhausted
 from tidegate.agents._limits import raise_quotas, read_extension, read_label, read_limits, read_repeats
 from tidegate.agents._node import CLOSED, OPEN, REPEATS, Details, Node
 from tidegate.agents._payments import RunCosts, digest_of, find_payments, read_alternatives
@@ -58,7 +58,6 @@ OWNER_MARGIN: Final = 366 * 86_400 * SECOND
 
 
 MAX_QUESTIONS: Final = 16  # how often a function is asked about one call
-OnExhaustedOption = Any  # "stop", credits, a function, a URL, or a list of these: see `exhausted`
 
 
 class Opened(NamedTuple):
@@ -84,9 +83,9 @@ class BaseRun:
         ttl: float = DAY,
         parent: tuple[Limiter | AsyncLimiter, Key] | None = None,
         secret: str | Sequence[str] = (),
-        on_exhausted: OnExhaustedOption = "stop",
+        on_exhausted: OnExhausted = "stop",
         max_repeats: int | None = None,
-        tracer: Any = None,  # noqa: ANN401 - of OpenTelemetry, which is an extra
+        tracer: object = None,
         clock: Clock | None = None,
     ) -> None:
         """Start a run: the root of a tree of nodes, which accepts calls for `ttl` seconds.
@@ -115,7 +114,7 @@ class BaseRun:
     def _created(self) -> None:
         """Start it, if that needs no task."""
 
-    def _init_state(self, *, owned: bool, exhausted: OnExhausted = STOP, above: BaseRun | None = None) -> None:
+    def _init_state(self, *, owned: bool, exhausted: ExhaustedPlan = STOP, above: BaseRun | None = None) -> None:
         self._opened: Opened | None = None
         self._on_exhausted = exhausted
         self._above = above  # the object that created it: its function is asked about its node
@@ -141,7 +140,7 @@ class BaseRun:
             [key] if isinstance(key, str) else [*key],
         )
 
-    def _read_exhausted(self, value: OnExhaustedOption) -> OnExhausted:
+    def _read_exhausted(self, value: OnExhausted) -> ExhaustedPlan:
         found = read_on_exhausted(value)
         for each in found.credits:
             if each.store is not self._tree.store:
@@ -156,7 +155,7 @@ class BaseRun:
         texts: tuple[str, ...],
         life: int,
         above: Sequence[tuple[str, list[str], list[str]]],
-        exhausted: OnExhausted,
+        exhausted: ExhaustedPlan,
         repeats: int,
     ) -> Flow[Any, Opened]:
         names = yield from self._create_credits_flow(exhausted)
@@ -165,7 +164,7 @@ class BaseRun:
         node = yield from self._tree.create_flow(None, details)
         return Opened(self._tree, node, ALL, None)
 
-    def _create_credits_flow(self, exhausted: OnExhausted) -> Flow[Any, tuple[str, ...]]:
+    def _create_credits_flow(self, exhausted: ExhaustedPlan) -> Flow[Any, tuple[str, ...]]:
         for each in exhausted.credits:
             self.known_credits[each.name] = yield from each.node_flow()
         return tuple(each.name for each in exhausted.credits)
@@ -289,7 +288,7 @@ class BaseRun:
                 self.known_credits[cost.credits.name] = yield from cost.credits.node_flow()
         return self.known_credits
 
-    def ask_flow(self, denied: RunDenied) -> Flow[Any, bool]:
+    def ask_flow(self, denied: RunDenied) -> Flow[Step, bool]:
         """Ask about the node that denied; returns whether it, or something meanwhile, extended it.
 
         A node is extended only if no other call has changed it since it was read: two calls that are denied at the same
@@ -361,7 +360,7 @@ class BaseRun:
         ends = opened.node.details.ends + OWNER_MARGIN
         return keys.sign(Token(keys.audience, opened.node.path, OWNER_RIGHTS, ends, new_number()), OWNER_PREFIX)
 
-    def end_flow(self, status: str, *, end_streams: bool = False) -> Flow[Any, None]:
+    def end_flow(self, status: str, *, end_streams: bool = False) -> Flow[Step, None]:
         """Stop or close the node, also one that was created elsewhere."""
         opened = yield from self._open_flow()
         self._require(opened.rights, "stop")
@@ -443,7 +442,7 @@ class BaseRun:
             raise Closed("the run was not started: use `async with` or `await`")
         return self._opened.node
 
-    def _child_of(self, above: BaseRun, start: Callable[[], Flow[Any, Opened]], exhausted: OnExhaustedOption) -> None:
+    def _child_of(self, above: BaseRun, start: Callable[[], Flow[Any, Opened]], exhausted: OnExhausted) -> None:
         self._share(above)
         self._start = start
         self._init_state(owned=True, exhausted=self._read_exhausted(exhausted), above=above)
@@ -461,7 +460,7 @@ class BaseRun:
         limits: str | Limit | Iterable[str | Limit],
         ttl: float | None,
         carve: Mapping[str, Amount] | None,
-        on_exhausted: OnExhaustedOption,
+        on_exhausted: OnExhausted,
         max_repeats: int | None,
     ) -> Self:
         check_name(name)

@@ -24,6 +24,7 @@ from tidegate.stores._opened import OpenedStore
 from tidegate.stores._values import Write
 
 if TYPE_CHECKING:
+    from tidegate._limiter.waiting import Step
     from tidegate._runtime.clock import Clock
     from tidegate._runtime.flow import Flow
     from tidegate.agents._limits import Amount
@@ -36,7 +37,7 @@ LIFE: Final = 3650 * 86_400 * SECOND  # credits end ten years after they were cr
 class CreditCost(NamedTuple):
     """A cost whose unit credits pay, instead of the limits of the run; what else it has is charged to the run."""
 
-    credits: BaseCredits
+    credits: Credits | AsyncCredits
     cost: RunCost
 
 
@@ -93,9 +94,9 @@ class BaseCredits:
 
     def pays(self, cost: RunCost) -> CreditCost:
         """Return a cost that these credits pay, as an alternative of `reserve_first`."""
-        return CreditCost(self, cost)
+        return CreditCost(self, cost)  # type: ignore[arg-type]  # it is one of the two
 
-    def node_flow(self) -> Flow[Any, CreditNode]:
+    def node_flow(self) -> Flow[Step, CreditNode]:
         """Return the node, which the first process creates.
 
         A limit allows at least one, so a new node has one, which is charged in the step that creates it.

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate._limiter.waiting import CallStep
 from tidegate._runtime.clock import SystemClock
 from tidegate._runtime.urls import redact_text
-from tidegate.agents._credits import BaseCredits
+from tidegate.agents._credits import AsyncCredits, BaseCredits, Credits
 from tidegate.errors import ConfigError
 from tidegate.spending._webhook import post_question
 
@@ -42,7 +42,8 @@ class Exhausted(NamedTuple):
     needed: int
 
 
-Ask = Callable[[Exhausted], Any]
+Ask = Callable[[Exhausted], object]
+OnExhausted = str | Credits | AsyncCredits | Ask | Sequence[str | Credits | AsyncCredits | Ask]
 
 
 class AskWebhook:
@@ -74,7 +75,7 @@ class AskWebhook:
         return more if isinstance(more, dict) else None
 
 
-class OnExhausted(NamedTuple):
+class ExhaustedPlan(NamedTuple):
     """What was passed as `on_exhausted`."""
 
     credits: tuple[BaseCredits, ...] = ()
@@ -87,10 +88,10 @@ class OnExhausted(NamedTuple):
         return CallStep(lambda: ask(exhausted), blocks=isinstance(ask, AskWebhook))
 
 
-STOP: Final = OnExhausted()
+STOP: Final = ExhaustedPlan()
 
 
-def read_on_exhausted(value: object) -> OnExhausted:
+def read_on_exhausted(value: object) -> ExhaustedPlan:
     """Read the option."""
     items: Iterable[object] = value if isinstance(value, (list, tuple)) else (value,)
     found: list[BaseCredits] = []
@@ -105,4 +106,4 @@ def read_on_exhausted(value: object) -> OnExhausted:
         else:
             message = "must be 'stop', credits, and then one function or one URL of a webhook"
             raise ConfigError(f"{message}, not {item!r}", field="on_exhausted")
-    return OnExhausted(tuple(found), ask)
+    return ExhaustedPlan(tuple(found), ask)

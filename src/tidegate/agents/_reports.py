@@ -90,7 +90,7 @@ def split_label(label: str) -> tuple[str, str]:
     return (name if kind == TOOL and name else label), ""
 
 
-def sum_rows(rows: Iterable[ReportRow], by: Sequence[str]) -> list[dict[str, Any]]:
+def sum_rows(rows: Iterable[ReportRow], by: Sequence[str]) -> list[dict[str, str | int]]:
     """Sum rows by some of the columns node, tool and model: one mapping for each, with a field for each unit."""
     for column in by:
         if column not in COLUMNS:

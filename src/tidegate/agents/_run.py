@@ -16,7 +16,7 @@ from tidegate._runtime.ambient import CURRENT_RUN
 from tidegate._runtime.arguments import seconds
 from tidegate._runtime.clock import TaskSignal, ThreadSignal
 from tidegate._runtime.flow import run, run_async
-from tidegate.agents._base_run import CALL_TTL, BaseRun, OnExhaustedOption
+from tidegate.agents._base_run import CALL_TTL, BaseRun
 from tidegate.agents._node import CLOSED, STOPPED
 from tidegate.agents._reservation import AsyncRunReservation, RunReservation
 from tidegate.agents._tokens import RIGHTS
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from tidegate._runtime.clock import Clock
     from tidegate._runtime.flow import Flow
+    from tidegate.agents._exhausted import OnExhausted
     from tidegate.agents._limits import Amount, RunCost
     from tidegate.agents._payments import RunCosts
     from tidegate.agents._reports import ReportRow
@@ -78,7 +79,7 @@ class Run(BaseRun):
         limits: str | Limit | Iterable[str | Limit] = (),
         ttl: float | None = None,
         carve: Mapping[str, Amount] | None = None,
-        on_exhausted: OnExhaustedOption = "stop",
+        on_exhausted: OnExhausted = "stop",
         max_repeats: int | None = None,
     ) -> Self:
         """Create a node below this one, whose calls are charged to both.
@@ -234,7 +235,7 @@ class AsyncRun(BaseRun):
         limits: str | Limit | Iterable[str | Limit] = (),
         ttl: float | None = None,
         carve: Mapping[str, Amount] | None = None,
-        on_exhausted: OnExhaustedOption = "stop",
+        on_exhausted: OnExhausted = "stop",
         max_repeats: int | None = None,
     ) -> Self:
         """Create a node below this one; see Run.child. Await it, or use `async with`."""
