@@ -229,9 +229,9 @@ def file_tables() -> Iterator[FileTable]:
         "Inbound file: `rate_limiting`",
         tuple(dict.fromkeys(SECTION_FIELDS)),
         inbound,
-        (("howto/inbound.md", "in `rate"),),
+        (("reference/inbound.md", "in `rate"),),
     )
-    places = (("howto/inbound.md", "in a category"), limits)
+    places = (("reference/inbound.md", "in a category"), limits)
     yield FileTable("Inbound file: a category", tuple(dict.fromkeys(CATEGORY_FIELDS)), category, places)
     yield FileTable("Egress file", EGRESS_FIELDS, egress, (("howto/egress.md", "field of the egress"),))
     yield FileTable("Egress file: a caller", CALLER_FIELDS, callers, (("howto/egress.md", "field of a caller"),))

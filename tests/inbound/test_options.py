@@ -1,4 +1,4 @@
-"""The tables of docs/howto/inbound.md name each option of limits and middlewares; useless combinations are refused."""
+"""The tables of docs/reference/inbound.md name each option; combinations of options that have no use are refused."""
 
 import inspect
 import re
@@ -10,7 +10,7 @@ from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.inbound import LimitsOptions, Options, RouteOptions, aiohttp, asgi, flask, wsgi
 
-PAGE = Path(__file__).parents[2] / "docs/howto/inbound.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/inbound.md"
 
 
 def options_in_table(start):

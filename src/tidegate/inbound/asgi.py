@@ -74,7 +74,7 @@ class RateLimitMiddleware:
         self.app = app
         if store == "memory://":
             check_is_shared(app)
-        # Public name: docs/howto/inbound.md uses `middleware.request_limiter.store`.
+        # Public name: docs/reference/inbound.md uses `middleware.request_limiter.store`.
         self.request_limiter: RequestLimiter = RequestLimiter(
             config, store, trusted_proxies, headers, clock, tasks=True, raw=True, **options
         )

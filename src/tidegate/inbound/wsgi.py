@@ -72,7 +72,7 @@ class RateLimitMiddleware:
         self.app = app
         if "on_message" in options:
             raise ConfigError("needs the ASGI middleware: WSGI has no WebSockets", field="on_message")
-        # Public name: docs/howto/inbound.md uses `middleware.request_limiter.store`.
+        # Public name: docs/reference/inbound.md uses `middleware.request_limiter.store`.
         self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
         self._routes = self.request_limiter.routes = AppRoutes(app, self.request_limiter.has_default_limits)
 

@@ -68,7 +68,7 @@ class MiddlewareLimit(Protocol):
 
 
 class LimitsOptions(TypedDict, total=False):
-    """The keyword arguments that the middlewares and `Limits` have in common; docs/howto/inbound.md has the table."""
+    """The keyword arguments that middlewares and `Limits` have in common; docs/reference/inbound.md has the table."""
 
     key: KeyOf | None  # returns the key of a request; None: limit by address
     ipv4_prefix: int  # bits of an IPv4 address that identify a client

@@ -70,7 +70,7 @@ log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 
 class RouteOptions(TypedDict, total=False):
-    """The options of `limit(…)`; docs/howto/inbound.md says what each does."""
+    """The options of `limit(…)`; docs/reference/inbound.md says what each does."""
 
     key: KeyOf | None
     cost: Cost | Callable[[FrameworkRequest], Cost | Awaitable[Cost]]
