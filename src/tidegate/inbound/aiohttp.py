@@ -107,7 +107,7 @@ class AiohttpFramework:
     def sender(self, native: web.Request, mapping: object) -> tuple[str | None, Any]:
         """Return the address of the peer, and the headers."""
         del mapping
-        return native.remote, list(native.headers.items())
+        return native.remote, native.headers
 
     def common(self, native: web.Request, mapping: Any, address: str | None) -> Request:  # noqa: ANN401 - any mapping
         """Return the Request that is the same for all frameworks."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate._runtime.flow import run_async
 from tidegate.errors import ConfigError
-from tidegate.inbound._client.address import FORWARDING_FIELDS
+from tidegate.inbound._client.address import is_forwarded
 from tidegate.inbound._client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES
 from tidegate.inbound._limiting.asgi_responses import POLICY_VIOLATION, add_fields, finish, respond
 from tidegate.inbound._limiting.charges import ALLOWED, perform_async
@@ -298,14 +298,6 @@ def find_root_path(app: Any) -> str:  # noqa: ANN401 - any application
     return next(
         (str(wrapped.root_path) for wrapped in wrapped_apps(app) if hasattr(wrapped, "root_path_in_servers")), ""
     )
-
-
-def is_forwarded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return whether a proxy, or a client, has named the address of a client in the headers."""
-    for name, _ in headers:  # noqa: SIM110 - half the time of any()
-        if name in FORWARDING_FIELDS:
-            return True
-    return False
 
 
 def read_method_overrides(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:

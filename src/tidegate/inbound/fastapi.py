@@ -34,7 +34,7 @@ from tidegate.inbound._limiting.limited_functions import EndpointLimits, F, chec
 from tidegate.inbound._limiting.matched_route import RouteUse, has_fixed_mount, matched_route_name
 from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound._responses import exceeded
-from tidegate.inbound._responses.response import BODY_HEADERS, PlainDenial
+from tidegate.inbound._responses.response import BODY_HEADERS, PlainDenial, raw
 from tidegate.inbound._responses.response import Response as Denial
 from tidegate.inbound.starlette import AsgiFramework
 
@@ -151,7 +151,7 @@ class limit(FrameworkLimit):  # noqa: N801 - used like a function
             if len(limits.uses) > 1:
                 check.request_state.cover([(use.limit, id(dependant)) for use in limits.uses if use.limit != self])
         if check.result.allowed:
-            response.headers.update(dict(standalone_fields(check.request_state)))
+            response.raw_headers += raw(standalone_fields(check.request_state))  # faster than `headers.update`
         elif scope["type"] == "websocket":
             raise WebSocketException(POLICY_VIOLATION, "Rate limit exceeded")
         else:

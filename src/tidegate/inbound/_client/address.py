@@ -321,7 +321,15 @@ def _parse_for(element: str) -> str | None:
 
 
 HEADER_PARSERS: Final = {"x-forwarded-for": _x_forwarded_for_hops, "forwarded": _forwarded_hops}
-FORWARDING_FIELDS: Final = frozenset(name.encode() for name in HEADER_PARSERS)
+FORWARDING_FIELDS: Final[frozenset[object]] = frozenset((*HEADER_PARSERS, *(name.encode() for name in HEADER_PARSERS)))
+
+
+def is_forwarded(headers: Iterable[tuple[object, object]]) -> bool:
+    """Return whether a proxy, or a client, has named the address of a client in the headers of an ASGI scope."""
+    for name, _ in headers:  # noqa: SIM110 - half the time of any()
+        if name in FORWARDING_FIELDS:
+            return True
+    return False
 
 
 def forwarding_values(headers: Headers, names: Iterable[str] = HEADER_PARSERS) -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ from tidegate.inbound._client.address import (
     address_key,
     client_address,
     forwarding_values,
+    is_forwarded,
     parse_address,
 )
 from tidegate.inbound._client.request import is_async_callable
@@ -86,8 +87,9 @@ class ClientIdentifier:
 
     def find(self, peer: str | None, headers: Headers) -> RequestClient:
         """Return the client of a request."""
-        if self.watches_headers and peer and peer not in self.examined_peers:
-            self._watch_header(peer, headers)
+        watches = self.watches_headers and peer and peer not in self.examined_peers
+        if watches and (headers.__class__ is not list or is_forwarded(headers)):
+            self._watch_header(peer, headers)  # type: ignore[arg-type]  # there is a peer
         if self.trusted:
             peer = client_address(peer, headers, self.trusted)
         cache, by_peer = self.cache, self.by_peer

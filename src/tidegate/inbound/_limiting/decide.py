@@ -168,7 +168,7 @@ class ChargeSet:
         return result_of(charges, decisions, self.verb)
 
     def _charges_at(self, keys: Sequence[Key]) -> list[RequestCharge]:
-        return [charge._replace(key=key) for charge, key in zip(self.charges, keys, strict=True)]
+        return [charge.at(key) for charge, key in zip(self.charges, keys, strict=True)]
 
 
 def choose_verb(charges: Iterable[RequestCharge], *, more: bool) -> str:

@@ -446,7 +446,10 @@ def check_flow(
     if prepared is not None:
         keys = prepared.keys_of(native, request.mapping, client, key)
         result = yield from prepared.decide_flow(keys, request.method, request.path)
-        yield from request_state.keep_flow(result)
+        if result.allowed:
+            request_state.add_result(result)
+        else:
+            yield from request_state.keep_flow(result)
         return RequestCheck(request_state, result, request)
     charges = []
     for use in limits.uses:

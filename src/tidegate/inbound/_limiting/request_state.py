@@ -33,6 +33,11 @@ OK: Final = 200
 FORBIDDEN: Final = 403
 
 
+def settled(made: MadeCharge) -> MadeCharge:
+    """Return a charge that the response does not change any more."""
+    return made._replace(charge=made.charge._replace(reserves=False)) if made.charge.reserves else made
+
+
 class RequestState:
     """The client of a request and the decisions about it.
 
@@ -92,7 +97,7 @@ class RequestState:
         if result is not None:
             self._made = result.decided
             if not self.is_open:  # it is settled
-                self._made = [each._replace(charge=each.charge._replace(reserves=False)) for each in self._made]
+                self._made = list(map(settled, self._made))
         return self._made
 
     @made.setter
@@ -210,12 +215,12 @@ class RequestState:
     def keep_flow(self, result: ChargeResult) -> Flow[Any, None]:
         """Keep what was charged; if the request is denied, refund all of its charges."""
         if result.allowed:
-            self._add_result(result)
+            self.add_result(result)
         else:
             self._show(result)
             yield from self.refund_flow()
 
-    def _add_result(self, result: ChargeResult) -> None:
+    def add_result(self, result: ChargeResult) -> None:
         """Add what was charged."""
         if result.prepared is not None and self.result is None and not self._made:
             self.result, self.is_open = result, result.prepared.reserves
@@ -243,7 +248,7 @@ class RequestState:
             self.is_open = False
             return
         made = self.made
-        self.made = [each._replace(charge=each.charge._replace(reserves=False)) for each in made]  # not settled twice
+        self.made = list(map(settled, made))  # not settled twice
         self.made = yield from settle_flow(made, costs)
 
     def settle_start_flow(self, request: object, status: int) -> Flow[Any, None]:
