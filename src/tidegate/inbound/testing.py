@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from tidegate.errors import ConfigError
+from tidegate.inbound._limiting.limited_call import own_request_limiter
 from tidegate.inbound._limiting.request_limiter import RequestLimiter
 from tidegate.inbound._limiting.route_limit import RouteLimit
 from tidegate.inbound._limiting.standalone import SHARED_LIMITS, BaseLimits
@@ -80,7 +81,7 @@ def _find_all(targets: tuple[object, ...]) -> list[RequestLimiter]:
 def _find(target: object) -> list[RequestLimiter]:
     """Find the middlewares that an application is wrapped in, or wraps, as far as attributes show them."""
     if isinstance(target, RouteLimit):
-        return [target.own_request_limiter()]
+        return [own_request_limiter(target)]
     found: list[RequestLimiter] = []
     waiting: list[Any] = [target]
     seen: set[int] = set()

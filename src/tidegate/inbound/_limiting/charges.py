@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from tidegate._runtime.clock import Clock
     from tidegate.core import Limit
     from tidegate.inbound._client.denial_blocks import DenialBlocks
+    from tidegate.inbound._client.identify import ClientIdentifier
     from tidegate.inbound._client.request import FrameworkRequest, Request
     from tidegate.inbound._responses.response import DenialHandler, Response, ResponseWriter
+    from tidegate.inbound._rules.model import Rules
+    from tidegate.stores import Store
 
     OnDenied = Callable[[Any, Decision], object]
 
@@ -96,6 +99,9 @@ class Reporter(Protocol):
     own_clock: Clock | None
     raw: bool
     response_writer: ResponseWriter
+    client_identifier: ClientIdentifier
+    rules: Rules
+    store: Store
 
     def now(self) -> int:
         """Return the time in microseconds since 1970."""

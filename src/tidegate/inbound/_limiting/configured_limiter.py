@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.inbound._client.address import TrustedProxies
     from tidegate.inbound._limiting.category_limiter import Counts
-    from tidegate.inbound._limiting.options import MiddlewareLimit
+    from tidegate.inbound._limiting.route_limit import RouteLimit
     from tidegate.inbound._rules.extra_limits import OneOrMoreLimits
     from tidegate.inbound._rules.model import ResetTime, Rules
     from tidegate.observe import Observer
@@ -88,7 +88,7 @@ class ConfiguredLimiter:
         self.denial_blocks: DenialBlocks | None = None
         self.disabled: bool = False  # by `tidegate.inbound.testing`
         # `application_limits` and `default_limits` that are given as `limit(…)`, by the name of the option.
-        self.middleware_limits: dict[str, MiddlewareLimit] = {
+        self.middleware_limits: dict[str, RouteLimit] = {
             name: options[name].for_middleware(name, coroutines=tasks)
             for name in EXTRA_LIMITS
             if getattr(get(name), "limits_routes", False)

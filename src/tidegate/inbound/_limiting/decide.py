@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tidegate.core._decision import Decision
     from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._limiting.charges import Reporter, RequestCharge
-    from tidegate.inbound._limiting.matched_route import UsedLimit
+    from tidegate.inbound._limiting.route_limit import RouteLimit
     from tidegate.inbound._responses.prepared_fields import FieldWriter
     from tidegate.stores import Store
 
@@ -56,7 +56,7 @@ class ChargeSet:
     def __init__(
         self,
         charges: Sequence[RequestCharge],
-        key_limits: Sequence[UsedLimit | None] = (),
+        key_limits: Sequence[RouteLimit | None] = (),
         *,
         more: bool = False,
         raw: bool = False,

@@ -17,7 +17,7 @@ from tidegate.inbound._limiting.matched_route import RouteUse
 from tidegate.inbound._limiting.native_requests import NativeRequests
 from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound._limiting.route_limit import RouteLimit
-from tidegate.inbound._limiting.standalone import BaseLimits
+from tidegate.inbound._limiting.standalone import SHARED_LIMITS, BaseLimits
 from tidegate.inbound._responses.response import BlockedDecision, fit_to_status
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tidegate.core._decision import Decision
     from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._client.request import FrameworkRequest, Request
+    from tidegate.inbound._limiting.charges import Reporter
     from tidegate.inbound._limiting.limited_functions import LimitStack
     from tidegate.inbound._limiting.request_limiter import RequestLimiter
     from tidegate.inbound._limiting.route_limit import LimitsOf, OneOrMoreLimits, RouteOptions
@@ -70,6 +71,10 @@ class FrameworkLimit(RouteLimit):
     """A limit on the routes of one framework."""
 
     _framework: ClassVar[Framework]
+
+    def own_request_limiter(self) -> Reporter:
+        """Return what is used without a middleware in front: that of its `Limits`, or what all bare limits share."""
+        return (self._made_by or SHARED_LIMITS.get()).request_limiter
 
     def __call__(self, function: F) -> F:
         """Decorate a function that handles requests: sync or async, or a method."""
@@ -128,7 +133,7 @@ def peek_flow(limit: RouteLimit, native: Any, framework: Framework, cost: Cost |
     use = use_of_scope(limit, "that is read")
     mapping = framework.mapping(native)
     request_state: RequestState | None = mapping.get(STATE_KEY)
-    request_limiter = middleware_of(request_state) or limit.own_request_limiter()
+    request_limiter = middleware_of(request_state) or own_request_limiter(limit)
     client = find_client(request_state, request_limiter, *framework.sender(native, mapping))
     request = framework.common(native, mapping, client.address)
     if not limit.by_address:
@@ -401,6 +406,12 @@ def middleware_of(request_state: RequestState | None) -> RequestLimiter | None:
     return None if request_state is None or request_state.standalone else request_state.request_limiter
 
 
+def own_request_limiter(limit: RouteLimit) -> RequestLimiter:
+    """Return the request limiter that a limit of a framework uses without a middleware."""
+    found: Any = limit.own_request_limiter()
+    return found  # type: ignore[no-any-return]  # see FrameworkLimit
+
+
 def find_client(
     request_state: RequestState | None,
     request_limiter: RequestLimiter,
@@ -423,7 +434,7 @@ def check_flow(
     """Decide limits of a request, together with what is pending. `more`: other limits may be decided later."""
     request_state: RequestState | None = mapping.get(STATE_KEY)
     middleware = middleware_of(request_state)
-    request_limiter = middleware or limits.uses[0].limit.own_request_limiter()
+    request_limiter = middleware or own_request_limiter(limits.uses[0].limit)
     client = None if request_state is None else request_state.client
     if client is None:
         client = request_limiter.client_identifier.find(*framework.sender(native, mapping))

@@ -18,9 +18,9 @@ from tidegate.inbound._limiting.matched_route import RouteUse
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tidegate.inbound._limiting.matched_route import UsedLimit
     from tidegate.inbound._limiting.request_limiter import RequestLimiter
     from tidegate.inbound._limiting.request_targets import RequestTargets
+    from tidegate.inbound._limiting.route_limit import RouteLimit
 
 F = TypeVar("F", bound=Callable[..., object])  # a function that is decorated
 STACK_ATTRIBUTE: Final = "__tidegate_limits__"
@@ -96,7 +96,7 @@ class LimitStack:
         return self, ("late", self)
 
 
-def stack_on(limit: UsedLimit, function: Any) -> LimitStack:  # noqa: ANN401 - any function
+def stack_on(limit: RouteLimit, function: Any) -> LimitStack:  # noqa: ANN401 - any function
     """Return the limits of a function after one more decorator."""
     use = RouteUse(limit, route_name(function))
     if limit.as_default:

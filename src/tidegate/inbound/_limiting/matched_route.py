@@ -7,95 +7,22 @@ checks that its own limits were charged (`RequestState.take`), so a path that is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    from tidegate._policy import Cost, Key
-    from tidegate._runtime.flow import Flow
-    from tidegate.core._decision import Decision
-    from tidegate.inbound._client.identify import RequestClient
-    from tidegate.inbound._client.request import Request
-    from tidegate.inbound._limiting.charges import RequestCharge
-    from tidegate.inbound._responses.response import DenialHandler
+    from tidegate.inbound._limiting.route_limit import RouteLimit
 
     Scope = Any  # a mutable mapping; frameworks have different types for it
 
 MAX_WRAPPED_APPS: Final = 32  # wrapped applications that are inspected
 
 
-class UsedLimit(Protocol):
-    """A limit of a route, as RouteLimit is."""
-
-    limits_routes: bool
-    scope: str | None
-    name: str
-    is_fixed: bool
-    has_functions: bool
-    has_key: bool
-    by_address: bool
-    reserves: bool
-    override_defaults: bool
-    as_default: bool
-    counts_by_response: bool
-    denied: DenialHandler | None
-    on_denied: Callable[[Any, Decision], object] | None
-
-    @property
-    def text(self) -> str:
-        """The limits, and what else decides whether a request is limited."""
-
-    def applies_to(self, method: str) -> bool:
-        """Return whether requests with this method are limited."""
-
-    def require_plain_functions(self, where: str) -> None:
-        """Raise ConfigError if an option is a coroutine function, which nothing can await there."""
-
-    def request_limiter_for(self, request_limiter: Any) -> Any:  # noqa: ANN401 - a request limiter
-        """Return the request limiter of the middleware, or a separate one."""
-
-    def own_request_limiter(self) -> Any:  # noqa: ANN401 - a request limiter
-        """Return the request limiter that is used without a middleware in front."""
-
-    def prepare_charge(self, request_limiter: Any, name: str, method: str) -> RequestCharge | None:  # noqa: ANN401 - a request limiter
-        """Return what requests with a method are charged, without their keys; None if they are not limited."""
-
-    def choose_key(
-        self,
-        native: object,
-        mapping: object,
-        client: RequestClient,
-        key: Key,
-        request_limiter: Any,  # noqa: ANN401 - a request limiter
-    ) -> Key | None:
-        """Return the key of a request; None if it is not limited."""
-
-    def make_charge_flow(
-        self,
-        request: Request,
-        native: object,
-        request_limiter: Any,  # noqa: ANN401 - a request limiter
-        client: RequestClient,
-        key: Key,
-        name: str,
-    ) -> Flow[Any, RequestCharge | None]:
-        """Return what a request is to be charged under the name of a policy; None if it is not limited."""
-
-    def record(self, key: Key, decision: Decision) -> None:
-        """Count a decision."""
-
-    def correct(self, key: Key, decision: Decision) -> None:
-        """Replace the last decision about a client."""
-
-    def final_cost(self, request: Any, status: int, cost: Cost) -> Cost | None:  # noqa: ANN401 - a framework's
-        """Return the final cost of a request, given the status of its response; None: the estimated cost."""
-
-
 class RouteUse(NamedTuple):
     """A limit at a route; the route is the name of its count, unless the limit has a scope."""
 
-    limit: UsedLimit
+    limit: RouteLimit
     route: str
 
     @property

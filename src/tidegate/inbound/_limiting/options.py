@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from tidegate._runtime.suggestions import did_you_mean
 from tidegate.errors import ConfigError
@@ -14,15 +14,9 @@ from tidegate.inbound._rules.model import ADMIN_PATH, RESET_TIMES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tidegate._limiter.limiter import Limiter
-    from tidegate._policy import Key
-    from tidegate._runtime.flow import Flow
-    from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._client.request import KeyOf, Request
-    from tidegate.inbound._limiting.category_limiter import Counts
-    from tidegate.inbound._limiting.charges import RequestCharge
     from tidegate.inbound._responses.response import DenialHandler
-    from tidegate.inbound._rules.model import Category, ResetTime
+    from tidegate.inbound._rules.model import ResetTime
     from tidegate.observe import Observer
     from tidegate.stores._lease import Lease
 
@@ -31,40 +25,6 @@ OnMessage = Literal["close", "drop"]
 PARAMETERS: Final = ("config", "store", "trusted_proxies", "headers", "clock")  # named in the signature
 MIN_TOKEN_LENGTH: Final = 16
 MAX_RELOAD_SECONDS: Final = 86_400
-
-
-class MiddlewareLimit(Protocol):
-    """A `limit(…)` that is given to a middleware as `application_limits` or `default_limits`."""
-
-    name: str
-    category: Category | None
-    count: Counts | None
-    by_address: bool
-
-    @property
-    def text(self) -> str:
-        """The limits, and what else decides whether a request is limited."""
-
-    @property
-    def limiters(self) -> tuple[Limiter, ...]:
-        """The limiters that requests have used so far."""
-
-    def for_middleware(self, name: str, *, coroutines: bool) -> MiddlewareLimit:
-        """Return a copy for the option of a middleware; raises ConfigError."""
-
-    def applies_to(self, method: str) -> bool:
-        """Return whether requests with this method are limited."""
-
-    def make_charge_flow(
-        self,
-        request: Request,
-        native: object,
-        request_limiter: Any,  # noqa: ANN401 - a request limiter
-        client: RequestClient,
-        key: Key,
-        name: str,
-    ) -> Flow[Any, RequestCharge | None]:
-        """Return what a request is to be charged; None if it is not limited."""
 
 
 class LimitsOptions(TypedDict, total=False):

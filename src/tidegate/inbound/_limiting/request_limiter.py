@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from tidegate._runtime.flow import Flow
     from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._limiting.category_limiter import CategoryLimiter
-    from tidegate.inbound._limiting.matched_route import UsedLimit
     from tidegate.inbound._limiting.request_targets import MessageTarget, RequestTarget
+    from tidegate.inbound._limiting.route_limit import RouteLimit
 
     Categories = tuple[tuple[CategoryLimiter, Cost], ...]
 
@@ -140,7 +140,7 @@ class RequestLimiter(ConfiguredLimiter):
     def _prepare(self, target: RequestTarget, method: str, plan: str | None) -> ChargeSet | None:
         route = target.route
         charges: list[RequestCharge] = []
-        key_limits: list[UsedLimit | None] = []
+        key_limits: list[RouteLimit | None] = []
         categories = self.plan_limiters.replace(target.categories, plan)
         for charge in self.make_charges(categories, UNKNOWN, None if route is None else route.name, observes=False):
             owner: Any = charge.owner

@@ -17,7 +17,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypedDict
 
 from tidegate._limiter.limiter import Limiter
 from tidegate._policy import Policy
@@ -36,7 +36,6 @@ from tidegate.inbound._limiting.route_options import (
     read_methods,
     take_request,
 )
-from tidegate.inbound._limiting.standalone import SHARED_LIMITS
 from tidegate.inbound._rules.block_rule import read_block
 from tidegate.inbound._rules.extra_limits import (
     OneOrMoreLimits,
@@ -57,8 +56,7 @@ if TYPE_CHECKING:
     from tidegate.core._decision import Decision
     from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._client.request import KeyOf, Request
-    from tidegate.inbound._limiting.request_limiter import RequestLimiter
-    from tidegate.inbound._limiting.standalone import BaseLimits
+    from tidegate.inbound._limiting.charges import Reporter
     from tidegate.inbound._responses.response import DenialHandler
     from tidegate.stores import Store
 
@@ -67,6 +65,14 @@ FALLBACK_LIMIT: Final = "60/1m"  # replaces an invalid dynamic limit if there is
 MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
+
+
+class LimitsObject(Protocol):
+    """A `Limits`, which has made a limit."""
+
+    @property
+    def request_limiter(self) -> Reporter:
+        """What its limits share."""
 
 
 class RouteOptions(TypedDict, total=False):
@@ -168,7 +174,7 @@ class RouteLimit(UnrecordedOwner):
         self.as_default: bool = as_default
         self._mode: Mode = mode
         self._on_store_error: OnStoreError = on_store_error
-        self._made_by: BaseLimits | None = None
+        self._made_by: LimitsObject | None = None
         self.denied = denied
         self._parsed: dict[object, tuple[Limit, ...]] = {}
         self._limiters: dict[object, tuple[Store, Limiter]] = {}
@@ -246,26 +252,28 @@ class RouteLimit(UnrecordedOwner):
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
-    def use(self, limits: BaseLimits) -> Self:
+    def use(self, limits: LimitsObject) -> Self:
         """Count in the store of these limits, also behind a middleware."""
         self._made_by = limits
         return self
 
-    def request_limiter_for(self, request_limiter: RequestLimiter | None) -> RequestLimiter:
+    def request_limiter_for(self, request_limiter: Reporter | None) -> Reporter:
         """Return the request limiter of the middleware, unless there is none or a `Limits` has made this limit."""
         if request_limiter is None or self._made_by is not None:
             return self.own_request_limiter()
         return request_limiter
 
-    def own_request_limiter(self) -> RequestLimiter:
-        """Return the request limiter that is used without a middleware in front."""
-        return (self._made_by or SHARED_LIMITS.get()).request_limiter
+    def own_request_limiter(self) -> Reporter:
+        """Return the request limiter of the `Limits` that made this limit; frameworks have one for bare limits."""
+        if self._made_by is None:
+            raise ConfigError("needs a RateLimitMiddleware, or the `limit` of a framework", field="limit")
+        return self._made_by.request_limiter
 
     def make_charge_flow(
         self,
         request: Request,
         native: object,
-        request_limiter: RequestLimiter,
+        request_limiter: Reporter,
         client: RequestClient,
         key: Key,
         name: str,
@@ -302,7 +310,7 @@ class RouteLimit(UnrecordedOwner):
             limiter, found, cost, self, request_limiter, reserves, native if reserves else None, blocks
         )
 
-    def prepare_charge(self, request_limiter: RequestLimiter, name: str, method: str) -> RequestCharge | None:
+    def prepare_charge(self, request_limiter: Reporter, name: str, method: str) -> RequestCharge | None:
         """Return what requests with a method are charged, without their keys; None if they are not limited.
 
         Only for a limit that calls no functions but `key`.
@@ -319,7 +327,7 @@ class RouteLimit(UnrecordedOwner):
         mapping: object,
         client: RequestClient,
         key: Key,
-        request_limiter: RequestLimiter,
+        request_limiter: Reporter,
     ) -> Key | None:
         """Return the key of a request; None if it is not limited: exempt clients and clients without an address.
 
@@ -415,7 +423,7 @@ class RouteLimit(UnrecordedOwner):
             found = self._parsed[cache_key] = read_exact_limits(cache_key)
         return found
 
-    def _limiter(self, request_limiter: RequestLimiter, name: str, limits: tuple[Limit, ...] | None) -> Limiter:
+    def _limiter(self, request_limiter: Reporter, name: str, limits: tuple[Limit, ...] | None) -> Limiter:
         """Return the limiter of a route, for dynamic limits or (None) for the fixed ones."""
         cache_key = (id(request_limiter.store), name, limits)
         found = self._limiters.get(cache_key)
@@ -433,7 +441,7 @@ class RouteLimit(UnrecordedOwner):
             )
         return found[1]
 
-    def _blocks_at(self, request_limiter: RequestLimiter, name: str) -> DenialBlocks:
+    def _blocks_at(self, request_limiter: Reporter, name: str) -> DenialBlocks:
         """Return what blocks clients at the count with this name."""
         store, clock = request_limiter.store, request_limiter.own_clock
         found = self._denial_blocks.get((id(store), name))
