@@ -115,7 +115,7 @@ INTERNAL = {
     "tidegate.inbound._limiting.route_limit.RouteLimit.category": "set by the middleware",
     "tidegate.inbound._limiting.route_limit.RouteLimit.make_charge_flow": "called by the adapters of frameworks",
     "tidegate.inbound._limiting.route_limit.RouteLimit.own_request_limiter": "called by the adapters of frameworks",
-    "tidegate.inbound._limiting.limited_call.FrameworkLimit.own_request_limiter": "called by the adapters of frameworks",
+    "tidegate.inbound._limiting.limited_call.FrameworkLimit.own_request_limiter": "called by the adapters",
     "tidegate.inbound._limiting.route_limit.RouteLimit.prepare_charge": "called by the middlewares and adapters",
     "tidegate.inbound._limiting.route_limit.RouteLimit.choose_key": "called by the decision",
     "tidegate.inbound._limiting.charges.UnrecordedOwner.record": "called by the decision",
