@@ -42,7 +42,7 @@ def add_fields(request_state: RequestState, scope: Scope, receive: Receive, send
             if result is None or request_state.inner is not None or request_state.nested:
                 message = with_fields(request_state, message)
             else:  # the usual case, inlined
-                fields = result.prepared.write(result.decisions)  # type: ignore[union-attr]  # it has this if it is kept
+                fields = result.prepared.write(result.decisions) if result.before is None else result.write()  # type: ignore[union-attr]  # it has this if it is kept
                 message = {**message, "headers": [*message.get("headers", ()), *fields]}
         elif request_state.replaced:
             return ignore()

@@ -173,6 +173,9 @@ class PreparedCharges(Protocol):
     def write(self, decisions: Sequence[Decision]) -> list[Any]:
         """Return the header fields of an allowed request."""
 
+    def write_after(self, before: Any, decisions: Sequence[Decision]) -> list[Any]:  # noqa: ANN401 - of the same kind
+        """Return the header fields of a request that was charged others before; `decisions` are about both."""
+
 
 class ChargeResult:
     """Whether a request is allowed, and the decisions about it; `denials`: those that denied it.
@@ -187,6 +190,7 @@ class ChargeResult:
     prepared: PreparedCharges | None = None  # what was charged, at these keys
     keys: Sequence[Key] = NO_CHARGES
     decisions: Sequence[Decision] = NO_CHARGES
+    before: ChargeResult | None = None  # of prepared charges that the request was charged in an earlier step
     _decided: Sequence[MadeCharge] | None = None
 
     @classmethod
@@ -219,6 +223,14 @@ class ChargeResult:
             verb = prepared.verb
             self._decided = [MadeCharge(charge.at(key), decision, verb) for charge, key, decision in rows]
         return self._decided
+
+    def write(self) -> list[Any]:
+        """Return the header fields of a request that prepared charges have allowed."""
+        prepared, before = self.prepared, self.before
+        assert prepared is not None  # noqa: S101 - see above
+        if before is None:
+            return prepared.write(self.decisions)
+        return prepared.write_after(before.prepared, [*before.decisions, *self.decisions])
 
     def replace(self, *, decided: Sequence[MadeCharge] | None = None, block: Decision | None = None) -> ChargeResult:
         """Return this result with other decisions, or a block."""

@@ -9,7 +9,7 @@ one after another; if one denies, the earlier charges are refunded. Limits in sh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate._limiter.joint import LimiterAsk, charge_flow
 from tidegate.core._decision import shadow
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
 
 
+MAX_WRITERS: Final = 64  # writers of header fields for other charges that follow
+
+
 class ChargeSet:
     """What all requests to a target are charged; only the keys differ."""
 
@@ -41,9 +44,11 @@ class ChargeSet:
         "_key_limits",
         "_observed",
         "_policies",
+        "_raw",
         "_reporters",
         "_shadow",
         "_store",
+        "_writers",
         "at_once",
         "charges",
         "holds_slots",
@@ -89,7 +94,24 @@ class ChargeSet:
         self._categories: tuple[Any, ...] = tuple(
             [charge.owner for charge in charges if not charge.owner.limits_routes]
         )
+        self._raw = raw
+        self._writers: dict[ChargeSet, FieldWriter] = {}
         self.write: FieldWriter = first.reporter.response_writer.tightest_writer(self._policies, raw=raw)
+
+    def write_after(self, before: ChargeSet, decisions: Sequence[Decision]) -> list[Any]:
+        """Return the header fields of a request that was charged others before; `decisions` are about both."""
+        writer = before._writers.get(self)
+        if writer is None:
+            writer = before._join(self)
+        return writer(decisions)
+
+    def _join(self, later: ChargeSet) -> FieldWriter:
+        if len(self._writers) >= MAX_WRITERS:
+            self._writers.clear()
+        policies = (*self._policies, *later._policies)
+        writer = self.charges[0].reporter.response_writer.tightest_writer(policies, raw=self._raw)
+        self._writers[later] = writer
+        return writer
 
     def keys_of(self, native: object, mapping: Any, client: RequestClient, key: Key) -> Sequence[Key]:  # noqa: ANN401 - of any framework
         """Return the keys of a request; `key` is the one that the middleware has chosen for the client.

@@ -48,7 +48,7 @@ class RequestState:
     # reason there is no constructor: the middlewares set the others themselves.
     request_limiter: RequestLimiter
     client: RequestClient | None = None  # None: the middleware does not limit the request
-    result: ChargeResult | None = None  # of prepared charges: `made`, as long as nothing else was charged
+    result: ChargeResult | None = None  # of prepared charges, in one or two steps: `made`, if nothing else was charged
     is_open: bool = False  # a charge depends on the response
     pending: Sequence[RequestCharge] = NO_CHARGES
     denied: ChargeResult | None = None  # by limits of the route: its endpoint answers the request
@@ -95,7 +95,8 @@ class RequestState:
         """What was charged so far."""
         result, self.result = self.result, None
         if result is not None:
-            self._made = result.decided
+            before = result.before
+            self._made = result.decided if before is None else [*before.decided, *result.decided]
             if not self.is_open:  # it is settled
                 self._made = list(map(settled, self._made))
         return self._made
@@ -131,7 +132,7 @@ class RequestState:
             return []
         result = self.result
         if result is not None and result.prepared is not None and self.inner is None:
-            return result.prepared.write(result.decisions)
+            return result.write()
         decision = self.combined_decision
         if decision is None:
             return []
@@ -222,8 +223,10 @@ class RequestState:
 
     def add_result(self, result: ChargeResult) -> None:
         """Add what was charged."""
-        if result.prepared is not None and self.result is None and not self._made:
-            self.result, self.is_open = result, result.prepared.reserves
+        first = self.result
+        if result.prepared is not None and not self._made and (first is None or first.before is None):
+            result.before = first
+            self.result, self.is_open = result, self.is_open or result.prepared.reserves
         else:
             self.made = [*self.made, *result.decided]
 
@@ -237,10 +240,16 @@ class RequestState:
         self.pending = NO_CHARGES
         yield from refund_flow(self._take_charges())
 
+    def _join_steps(self) -> None:
+        """Keep what two steps have charged as one list."""
+        if self.result is not None and self.result.before is not None:
+            self.made = self.made
+
     def settle_flow(self, request: object) -> Flow[Any, None]:
         """Settle what depends on the response, by its status; without one, the application has failed."""
         if not self.is_open:
             return
+        self._join_steps()
         prepared = None if self.result is None else self.result.prepared
         charges = [each.charge for each in self._made] if prepared is None else prepared.charges
         costs = final_costs(charges, request, self.status)
@@ -254,6 +263,7 @@ class RequestState:
     def settle_start_flow(self, request: object, status: int) -> Flow[Any, None]:
         """Settle at the start of a response, so that its headers show it, unless the request holds slots to its end."""
         self.status = status
+        self._join_steps()
         prepared = None if self.result is None else self.result.prepared
         if prepared is None:
             holds = any(each.charge.reserves and has_slots(each.charge.policy) for each in self._made)
