@@ -12,9 +12,8 @@ from tidegate.inbound._client.address import AddressSet, Header, Headers, Truste
 from tidegate.inbound._client.request import FrameworkRequest, KeyOf, Request, by_address, by_api_key, by_header
 from tidegate.inbound._limiting.category_limiter import Counts
 from tidegate.inbound._limiting.limited_call import LimitedBlock
-from tidegate.inbound._limiting.middleware_options import Options
 from tidegate.inbound._limiting.native_requests import common_request, current_limits, limited
-from tidegate.inbound._limiting.options import LimitsOptions, OnMessage, Unknown
+from tidegate.inbound._limiting.options import LimitsOptions, OnMessage, Options, Unknown
 from tidegate.inbound._limiting.plan_limiters import PlanOf
 from tidegate.inbound._limiting.route_limit import LimitsOf, OneOrMoreLimits, RouteLimit, RouteOptions
 from tidegate.inbound._limiting.standalone import BaseLimits

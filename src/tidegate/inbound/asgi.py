@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tidegate.inbound._client.address import TrustedProxies
     from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._limiting.charges import ChargeResult
-    from tidegate.inbound._limiting.middleware_options import Options
+    from tidegate.inbound._limiting.options import Options
     from tidegate.inbound._limiting.request_targets import RequestTarget
     from tidegate.inbound._responses.response import Response
     from tidegate.stores import Store

@@ -122,6 +122,25 @@ def is_async_callable(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - whether it is a coroutine function
 
 
+def describe_function_problem(function: object, *arguments: str, coroutines: bool = False) -> str | None:
+    """Say what is wrong with an optional function that is called with these arguments; None: nothing is."""
+    if function is None:
+        return None
+    if not callable(function):
+        return "must be a function"
+    if not coroutines and is_async_callable(function):
+        return "must be a plain function (`def` instead of `async def`)"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions in C have none
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return f"must be a function of {' and '.join(arguments)}, as in `lambda {', '.join(arguments)}: …`"
+    return None
+
+
 def decode_text(value: str) -> str:
     """Decode a WSGI string, whose bytes are written as Latin-1. Bytes that are not UTF-8 become lone surrogates."""
     if value.isascii():

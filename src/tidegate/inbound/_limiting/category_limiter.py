@@ -1,10 +1,10 @@
-"""The limiter of a category, and its recently seen clients."""
+"""The limiter of a category, and its recently seen clients; the limiters of default limits, one for each route."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.inbound._client.recent import RecentClients
 from tidegate.inbound._client.request import Request
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tidegate.inbound._rules.charging import Charging
     from tidegate.inbound._rules.model import Category
 
+MAX_LIMITERS: Final = 10_000  # a function may return any number of different limits
 Counts = Callable[[Request, int], bool]  # whether a response with this status counts
 
 
@@ -107,3 +108,34 @@ class CategoryLimiter:
         if isinstance(cost, int):
             return self.charging.cost(status, cost if counts else 0)
         return None if self.charging.cost(status, int(counts)) else 0  # several units: the full cost or none
+
+
+class RouteLimiters:
+    """Makes the limiter of a route when its first request arrives; an application has a fixed number of routes."""
+
+    __slots__ = ("_category", "_limiters", "_make")
+
+    def __init__(self, category: Category | None, make: Callable[[Policy], Limiter]) -> None:
+        """Use the limits of this category; None: there are no default limits."""
+        self._category = category
+        self._make = make
+        self._limiters: dict[tuple[str, Policy], Limiter] = {}
+
+    def __bool__(self) -> bool:
+        """Return whether there are default limits."""
+        return self._category is not None
+
+    @property
+    def limiters(self) -> tuple[Limiter, ...]:
+        """The limiters of all routes so far."""
+        return tuple(self._limiters.values())
+
+    def at_route(self, policy: Policy, route: str) -> Limiter:
+        """Return the limiter of a route, for the default limits or those that the options of a `limit(…)` chose."""
+        cache_key = route, policy
+        limiter = self._limiters.get(cache_key)
+        if limiter is None:
+            if len(self._limiters) >= MAX_LIMITERS:
+                self._limiters.clear()
+            limiter = self._limiters[cache_key] = self._make(replace(policy, name=f"{policy.name}:{route}"))
+        return limiter

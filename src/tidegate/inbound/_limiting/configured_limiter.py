@@ -15,12 +15,11 @@ from tidegate.errors import ConfigError
 from tidegate.inbound._client.denial_blocks import DenialBlocks
 from tidegate.inbound._client.identify import ClientIdentifier
 from tidegate.inbound._client.temporary_list import TemporaryList
-from tidegate.inbound._limiting.category_limiter import CategoryLimiter
+from tidegate.inbound._limiting.category_limiter import CategoryLimiter, RouteLimiters
 from tidegate.inbound._limiting.matched_route import RouteFinder
 from tidegate.inbound._limiting.options import check_combinations, check_options
 from tidegate.inbound._limiting.plan_limiters import PlanLimiters
 from tidegate.inbound._limiting.request_targets import RequestTargets
-from tidegate.inbound._limiting.route_limiters import RouteLimiters
 from tidegate.inbound._limiting.throttled_log import ThrottledLog
 from tidegate.inbound._limiting.worker_processes import count_workers
 from tidegate.inbound._responses.response import ResponseWriter

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from tidegate._runtime.suggestions import did_you_mean
 from tidegate.errors import ConfigError
 from tidegate.inbound._client.address import MAX_PREFIXES
-from tidegate.inbound._client.request import is_async_callable
+from tidegate.inbound._client.request import describe_function_problem
 from tidegate.inbound._rules.model import ADMIN_PATH, RESET_TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tidegate.inbound._client.request import KeyOf, Request
+    from tidegate.inbound._limiting.category_limiter import Counts
+    from tidegate.inbound._limiting.plan_limiters import PlanOf
+    from tidegate.inbound._limiting.route_limit import RouteLimit
     from tidegate.inbound._responses.response import DenialHandler
+    from tidegate.inbound._rules.extra_limits import OneOrMoreLimits
     from tidegate.inbound._rules.model import ResetTime
     from tidegate.observe import Observer
     from tidegate.stores._lease import Lease
@@ -44,6 +47,20 @@ class LimitsOptions(TypedDict, total=False):
     observer: Observer | None  # called for every decision
     log_every: int  # log every n-th check; 0: none
     log_burst: int  # denials logged per category and second
+
+
+class Options(LimitsOptions, total=False):
+    """The keyword arguments of the middlewares."""
+
+    plan: PlanOf | None  # returns the plan of a request; None: the category's own limits
+    application_limits: OneOrMoreLimits | RouteLimit | None  # limits of each client for all routes together
+    default_limits: OneOrMoreLimits | RouteLimit | None  # the same for each route without limits of its own
+    count: Mapping[str, Counts] | None  # by category: whether a response counts
+    root_path: str  # a prefix that the application removes from paths itself
+    on_message: OnMessage  # what to do with a websocket message over the limit
+    admin: str | bool  # the path of the admin endpoint
+    admin_token: str | None  # allows access to the admin endpoint from any address
+    reload: float  # seconds between checks of the file
 
 
 def check_combinations(options: Mapping[str, Any], headers: object) -> None:
@@ -86,25 +103,6 @@ def _prefix_length(name: str) -> Callable[[Any], str | None]:
         lambda value: isinstance(value, int) and _is_number(value) and 1 <= value <= longest,
         f"an integer from 1 to {longest}",
     )
-
-
-def describe_function_problem(function: object, *arguments: str, coroutines: bool = False) -> str | None:
-    """Say what is wrong with an optional function that is called with these arguments; None: nothing is."""
-    if function is None:
-        return None
-    if not callable(function):
-        return "must be a function"
-    if not coroutines and is_async_callable(function):
-        return "must be a plain function (`def` instead of `async def`)"
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions in C have none
-        return None
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return f"must be a function of {' and '.join(arguments)}, as in `lambda {', '.join(arguments)}: …`"
-    return None
 
 
 def _function_of(*arguments: str) -> Callable[[Any], str | None]:

@@ -11,11 +11,10 @@ if TYPE_CHECKING:
 
     from tidegate._policy import Cost
     from tidegate.inbound._client.request import Request
-    from tidegate.inbound._limiting.category_limiter import CategoryLimiter
+    from tidegate.inbound._limiting.category_limiter import CategoryLimiter, RouteLimiters
     from tidegate.inbound._limiting.decide import ChargeSet
     from tidegate.inbound._limiting.matched_route import MatchedRoute
     from tidegate.inbound._limiting.plan_limiters import PlanLimiters
-    from tidegate.inbound._limiting.route_limiters import RouteLimiters
     from tidegate.inbound._rules.model import Match, Rules
     from tidegate.inbound._rules.path_readings import Route
 

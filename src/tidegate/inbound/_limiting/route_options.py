@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate._policy import Policy
 from tidegate.errors import ConfigError
-from tidegate.inbound._client.request import is_async_callable
-from tidegate.inbound._limiting.options import describe_function_problem
+from tidegate.inbound._client.request import describe_function_problem, is_async_callable
 from tidegate.inbound._rules.charging import statuses_of
 
 if TYPE_CHECKING:
