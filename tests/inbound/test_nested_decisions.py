@@ -1,6 +1,7 @@
 """Requests that several places decide: nested middlewares and blueprints, WebSockets, options of the middleware."""
 
 import asyncio
+from random import Random
 
 import httpx
 import pytest
@@ -12,7 +13,8 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 
-from tests.inbound.harness import PEER, START, run_websocket
+from tests.cases import cases
+from tests.inbound.harness import PEER, START, AsgiHarness, run_websocket
 from tidegate.inbound import aiohttp, by_header, fastapi, flask, starlette
 from tidegate.inbound.asgi import RateLimitMiddleware as AsgiMiddleware
 from tidegate.inbound.wsgi import RateLimitMiddleware as WsgiMiddleware
@@ -169,3 +171,37 @@ async def test_key_functions_in_aiohttp_receive_its_request(clock):
     async with TestClient(TestServer(app)) as client:
         found = [(await client.get(f"/items/{number}")).status for number in (1, 1, 2)]
     assert found == [200, 429, 200]
+
+
+@cases("seed", range(12))
+def test_header_fields_of_two_steps_are_those_of_one(seed):
+    """A key function of the request is called at the endpoint, one of headers before the application runs."""
+    random = Random(seed)
+    category = {"limits": [f"{random.randint(2, 9)}/1m {random.choice(['sliding_log', 'token_bucket'])}"]}
+    config = {"defaults": False, "unmatched": "all", "categories": {"all": category}}
+    texts = [f"{random.randint(2, 9)}/{period}" for period in random.sample(["10s", "1m", "5m"], random.randint(1, 2))]
+    options = {"name": "route", "count": random.choice([None, ["2xx"]])}
+    sites = []
+    for key in (lambda request: request.headers["x-user"], by_header("x-user")):
+
+        async def page(request):
+            return PlainTextResponse("page", asked_status(request))
+
+        app = Starlette(routes=[Route("/page", starlette.limit(texts, key=key, **options)(page))])
+        sites.append(AsgiHarness(config, app=app))
+    for _ in range(60):
+        step, user, status = random.choice([0, 0, 1, 7]), random.choice(["ann", "bob"]), random.choice(["200", "404"])
+        replies = []
+        for each in sites:
+            each.clock.advance(step)
+            replies.append(each.request("/page", headers=[("x-user", user), ("x-status", status)]))
+        assert replies[0].status == replies[1].status
+        if replies[0].status != 429:  # a denial of the first step does not know those of the second
+            assert replies[0].headers == replies[1].headers
+    for each in sites:
+        each.close()
+
+
+def asked_status(request):
+    """Return the status that a request asks for."""
+    return int(request.headers["x-status"])
