@@ -58,7 +58,7 @@ def test_a_file_that_an_editor_has_emptied_does_not_mean_the_default_limits(make
     config(text)
     api.clock.advance(1)
     assert [api.request()["x-ratelimit-limit"] for _ in range(2)] == ["3", "3"]
-    assert f"{path}: is empty: expected rate_limiting, with its settings" in caplog.text
+    assert f"{path}:1: is empty: expected rate_limiting, with its settings" in caplog.text
     config(limits(9))
     api.clock.advance(1)
     assert [api.request()["x-ratelimit-limit"] for _ in range(2)] == ["3", "9"]
