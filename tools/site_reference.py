@@ -257,11 +257,11 @@ def budget_settings() -> list[str]:
         if name == "tiers":
             variables = [VARIABLES[each] for each in VARIABLES if each.startswith("per_")]
         meaning = TIERS_MEANING if name == "tiers" else SETTINGS[name].summary
-        link = "([guide](../howto/budgets.md#settings))"
+        link = "([guide](budgets.md#settings))"
         rows.append(
             [code(name), type_of(schema[name]), " ".join(map(code, filter(None, variables))), f"{meaning} {link}"]
         )
-    config = meaning_of(CONFIG_VARIABLE, [("howto/budgets.md", "variable")])
+    config = meaning_of(CONFIG_VARIABLE, [("reference/budgets.md", "variable")])
     rows.append(["", "", code(CONFIG_VARIABLE), config])
     return table(["setting", "type", "variable", "meaning"], rows)
 
