@@ -31,19 +31,20 @@ async def test_tokens(tokens, sent, decides, administers, field):
         assert (await service.http.get("/healthz")).status_code == 200
 
 
-# The paths that docs/howto/service.md lists for the decision token. A new path has to be added here and there.
+# The paths that docs/reference/service.md lists for the decision token. A new path has to be added here and there.
 WITHOUT_TOKEN = {"/healthz", "/readyz", "/openapi.json"}
 WITH_DECISION = {
     *("/v1/acquire", "/v1/peek", "/v1/reserve", "/v1/lease", "/v1/commit", "/v1/cancel", "/v1/release", "/v1/batch"),
     *("/v1/usage", "/v1/check", "/v1/policies", "/v1/overview", "/v1/history", "/v1/key", "/metrics"),
 }
-WITH_ADMIN = {"/v1/refund", "/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks", "/v1/audit"}
+RUNS = {f"/v1/runs/{name}" for name in ("create", "child", "charge", "read", "report", "extend", "stop", "close")}
+WITH_ADMIN = {"/v1/refund", "/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks", "/v1/audit", "/v1/runs"}
 
 
 async def test_a_decision_token_allows_only_the_listed_paths():
     async with InProcessService(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as service:
         described = (await service.http.get("/openapi.json")).json()["paths"]
-        assert set(described) == WITHOUT_TOKEN | WITH_DECISION | WITH_ADMIN
+        assert set(described) == WITHOUT_TOKEN | WITH_DECISION | RUNS | WITH_ADMIN
         for path, methods in described.items():
             method = "POST" if "post" in methods and path != "/v1/check" else "GET"
             statuses = []

@@ -204,7 +204,7 @@ async def test_the_commands_of_clients():
         assert (await client.ask("HELLO", "3"))["proto"] == 3
         assert await client.ask("TG.RESERVE", "api", "k", "COST", "9") == [0, 5, -1, 0, ["1m"], None]
         assert "connected_clients:2" in await client.ask("INFO")
-        assert await client.ask("COMMAND", "COUNT") == len(await client.ask("COMMAND")) == 12
+        assert await client.ask("COMMAND", "COUNT") == len(await client.ask("COMMAND")) == 13
         assert await client.ask("COMMAND", "INFO", "tg.acquire", "get") == [["tg.acquire", -3, [], 2, 2, 1], None]
         assert "cl.throttle" in await client.ask("COMMAND", "LIST")
         assert await client.ask("COMMAND", "DOCS") == {}
