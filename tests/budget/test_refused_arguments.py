@@ -14,7 +14,7 @@ def test_a_result_of_another_budget_is_refused(open_budget, tmp_path):
     with TaskBudget(per_day=50, store=tmp_path / "other.db") as other:
         result = other.check_all_limits(2)
         for call in (lambda: budget.record_completed_tasks(1, result=result), lambda: budget.cancel(result)):
-            with pytest.raises(ConfigError, match=r"result: it is of the budget tasks in .*other\.db: give it to"):
+            with pytest.raises(ConfigError, match=r"result: it is of the budget tasks in .+: give it to the"):
                 call()
         assert used(budget)["day"] == 7
         other.record_completed_tasks(1, result=result)

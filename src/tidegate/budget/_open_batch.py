@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate._runtime.fork import fork_safe
+from tidegate._runtime.urls import redact
 from tidegate.core._bounds import ceil_div
 from tidegate.errors import ConfigError
 
@@ -58,7 +59,7 @@ class OpenBatch:
         self.memory_at = memory_at  # the instant of the charge to the short-term limits in memory
         self.in_database = True  # whether it was charged there; false if the database was lost at the check
         self.name = ""  # of its value in the store; empty: it has none
-        self.budget = ""  # the budget that it belongs to
+        self.budget = ("", "")  # name and store of the budget that it belongs to
         self._is_new = True  # whether nothing of it was settled
         self.in_block = False  # whether only its `with` block may settle it
         self._lock = fork_safe(threading.Lock())
@@ -115,9 +116,9 @@ class OpenBatch:
 class OpenBatches:
     """The open batches of a budget, oldest first."""
 
-    def __init__(self, budget: str) -> None:
-        """Start with none. `budget` is the name and the storage of the budget, by which its batches are known."""
-        self._budget = budget
+    def __init__(self, name: str, store: str) -> None:
+        """Start with none. Name and store of the budget tell its batches from those of others."""
+        self._budget = (name, store)
         self._batches: deque[OpenBatch] = deque()
 
     def add(self, batch: OpenBatch) -> None:
@@ -148,7 +149,8 @@ class OpenBatches:
             if not isinstance(batch, OpenBatch):
                 return None
             if batch.budget != self._budget:
-                message = f"it is of {batch.budget}: give it to the budget that checked it, not to {self._budget}"
+                name, store = batch.budget
+                message = f"it is of the budget {name} in {redact(store)}: give it to the budget that checked it"
                 raise ConfigError(message, field="result")
             return batch if batch.claim() else None
         while (chosen := self._choose(count, task_type)) is not None:

@@ -91,7 +91,7 @@ class BudgetOperations:
             on_store_error=settings.on_store_error,
         )
         self.ledger: Ledger | None = None
-        self._open_batches = OpenBatches(f"the budget {settings.name} in {settings.shown_store}")
+        self._open_batches = OpenBatches(settings.name, str(settings.store))
         self._last_usage: dict[str, Usage] = {}  # as the database last reported it
         self._load = idle if load is None and only_reads else load
         self._closed = False
