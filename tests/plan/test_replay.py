@@ -167,7 +167,8 @@ def test_a_limit_of_slots_needs_durations(tmp_path, capsys):
 
 SHARDED = """
 import sys
-from tidegate.plan import ReplayOptions, api, read_spec
+from tidegate.plan import ReplayOptions, read_spec
+from tidegate.plan import _api as api
 from tidegate.plan._logs.formats import LogOptions
 api.MIN_PARALLEL_BYTES = 0
 def read(processes):

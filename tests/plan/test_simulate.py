@@ -1,7 +1,9 @@
 """Simulated traffic: the same calls for each rule, decided by the engine; what an oracle counts in the outcomes."""
 
 import json
+import re
 from itertools import pairwise
+from xml.dom import minidom
 
 import pytest
 from hypothesis import given, settings
@@ -183,3 +185,34 @@ def test_the_command_simulates_the_policies_of_a_service(tmp_path, capsys):
 def test_a_wrong_command_says_what_is_expected(arguments, message, capsys):
     assert main(["plan", "simulate", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_pages_and_pictures_of_every_report_load_nothing_and_show_no_markup_of_a_log(tmp_path, capsys):
+    log = tmp_path / "access.log"
+    line = '203.0.113.{} - - [10/Oct/2026:13:{:02}:00 +0000] "GET /<script>alert(1)</script>{} HTTP/1.1" 200 5\n'
+    log.write_text("".join(line.format(n % 5, n, n % 2) for n in range(60)), encoding="utf-8")
+    plain = tmp_path / "plain.log"
+    plain.write_text("".join(line.format(n % 5, n, 0) for n in range(60)).replace("<script>alert(1)</script>", "items"))
+    reports = {
+        "replay": [str(log), "--policy", "api=3/1h sliding_log"],
+        "diff": ["api=9/1h", "api=3/1h", "--log", str(log)],
+        "suggest": [str(plain), "--period", "10m"],
+        "simulate": ["5/1m", "--traffic", "poisson rate=1/1s"],
+    }
+    for action, arguments in reports.items():
+        page, picture = tmp_path / f"{action}.html", tmp_path / f"{action}.svg"
+        assert main(["plan", action, *arguments, "--html", str(page), "--svg", str(picture)]) == 0
+        text = page.read_text(encoding="utf-8")
+        assert "<script>" not in text
+        assert text.count("<svg") > 0
+        assert not re.search(r"(src|href)=|@import|url\(", text)
+        assert minidom.parse(str(picture)).documentElement.tagName == "svg"  # noqa: S318 - written above
+    assert "&lt;script&gt;" in (tmp_path / "replay.html").read_text(encoding="utf-8")
+    assert "would have been denied" in (tmp_path / "replay.html").read_text(encoding="utf-8")
+    capsys.readouterr()
+
+
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path, capsys):
+    arguments = ["5/1m", "--traffic", "poisson", "--html", str(tmp_path / "missing" / "a.html")]
+    assert main(["plan", "simulate", *arguments]) == 2
+    assert "cannot be written" in capsys.readouterr().err

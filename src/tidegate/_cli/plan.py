@@ -27,21 +27,24 @@ from tidegate.plan import (
     suggest,
 )
 from tidegate.plan._conditions import DIFF_FIGURES, REPLAY_FIGURES, Condition
+from tidegate.plan._html import to_html, to_svg
 from tidegate.plan._logs.formats import FORMATS, LogOptions
 from tidegate.plan._logs.records import KNOWN_NAMES
-from tidegate.plan._markdown import diff_markdown, replay_markdown, simulation_markdown
+from tidegate.plan._markdown import to_markdown
 from tidegate.plan._report import ClientNames
 from tidegate.plan._rules.load import REPLAYED_KINDS, RulesSpec, is_limit, read_spec
+from tidegate.plan._sections import SECTIONS
 from tidegate.plan._traffic import FIELDS
 from tidegate.service import load_settings
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tidegate._cli.output import Output
+    from tidegate.plan._sections import Section
 
-    Result = tuple[dict[str, Any], Callable[..., None], Callable[..., str]]  # the report, and what writes it
+    Result = tuple[dict[str, Any], Callable[..., None]]  # the report, and what writes it
 
 EXAMPLES: Final = (
     ("tidegate plan replay access.log --policy config.yaml", "whom would these limits have denied?"),
@@ -71,7 +74,7 @@ OPTIONS: Final = {
     "wait": ("simulate",),
     "log": ("diff", "suggest"),
     "fail_if": ("replay", "diff"),
-    "markdown": ("replay", "diff"),
+    "markdown": ("replay", "diff", "simulate"),
     "leave_out": ("suggest",),
     "period": ("suggest",),
 }  # of some actions only
@@ -127,6 +130,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_simulate_options(parser)
     report = parser.add_argument_group("the report")
     report.add_argument("--markdown", action="store_true", help="write Markdown, for a pull request")
+    report.add_argument("--html", metavar="FILE", help="also write a page with charts, which loads nothing else")
+    report.add_argument("--svg", metavar="FILE", help="also write the charts")
     report.add_argument(
         "--fail-if",
         action="append",
@@ -249,10 +254,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
     refuse_unused_options(args)
     figures = REPLAY_FIGURES if args.action == "replay" else DIFF_FIGURES
     conditions = [Condition.parse(text, figures) for text in args.fail_if]
-    report, write, markdown = ACTIONS_BY_NAME[args.action](args, read_options(args, output))
+    report, write = ACTIONS_BY_NAME[args.action](args, read_options(args, output))
     report["failed"] = [condition.text for condition in conditions if condition.holds(report, figures)]
+    sections = SECTIONS[args.action](report, args.top)
+    for path, text in pages(args, sections):
+        write_page(path, text)
     if args.markdown:
-        output.write_lines(markdown(report, args.top).split("\n"))
+        output.write_lines(to_markdown(sections).split("\n"))
     else:
         write(report, output, args.top)
     output.write_json(report)
@@ -261,11 +269,27 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return EXIT_DENIED if report["failed"] else EXIT_OK
 
 
+def pages(args: argparse.Namespace, sections: list[Section]) -> Iterator[tuple[str, str]]:
+    """Yield the files to write, with their text."""
+    if args.html:
+        yield args.html, to_html(f"tidegate plan {args.action}", sections)
+    if args.svg:
+        yield args.svg, to_svg(sections)
+
+
+def write_page(path: str, text: str) -> None:
+    """Write a file; raises ConfigError."""
+    try:
+        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error}", file=path) from None
+
+
 def run_replay(args: argparse.Namespace, options: ReplayOptions) -> Result:
     """Replay logs."""
     if not args.files:
         raise ConfigError(f"expected a log, such as: {EXAMPLES[0][0]}", field="FILE")
-    return replay(args.files, read_rules(args.policy, args), options), write_replay, replay_markdown
+    return replay(args.files, read_rules(args.policy, args), options), write_replay
 
 
 def run_diff(args: argparse.Namespace, options: ReplayOptions) -> Result:
@@ -273,7 +297,7 @@ def run_diff(args: argparse.Namespace, options: ReplayOptions) -> Result:
     if len(args.files) != 2 or not args.log:  # noqa: PLR2004 - old and new
         raise ConfigError(f"expected the old and the new rules, and a log, such as: {EXAMPLES[2][0]}", field="FILE")
     old, new = (read_rules([file], args) for file in args.files)
-    return diff(args.log, old, new, options), write_diff, diff_markdown
+    return diff(args.log, old, new, options), write_diff
 
 
 def run_suggest(args: argparse.Namespace, options: ReplayOptions) -> Result:
@@ -286,7 +310,7 @@ def run_suggest(args: argparse.Namespace, options: ReplayOptions) -> Result:
         raise ConfigError("expected the file of a middleware, whose categories get limits", field="--policy")
     periods = args.period or list(SuggestOptions().periods)
     wanted = SuggestOptions(args.algorithm, periods, args.max_clients, args.max_requests, args.leave_out)
-    return suggest(paths, wanted, rules, options), write_suggestion, lambda _report, _top: ""
+    return suggest(paths, wanted, rules, options), write_suggestion
 
 
 def run_simulate(args: argparse.Namespace, options: ReplayOptions) -> Result:
@@ -306,7 +330,7 @@ def run_simulate(args: argparse.Namespace, options: ReplayOptions) -> Result:
         progress=options.progress,
     )
     rules = {name: limits for text in args.files for name, limits in read_simulated(text).items()}
-    return simulate(rules, args.traffic, wanted), write_simulation, simulation_markdown
+    return simulate(rules, args.traffic, wanted), write_simulation
 
 
 def read_simulated(text: str) -> dict[str, list[Limit]]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate._cli.output import counted
 from tidegate._cli.tables import TableColumn, TextTable, columns, draw_curve
 from tidegate._policy.durations import format_duration
-from tidegate.plan._markdown import rules_diff
 from tidegate.plan._report import CLOSENESS
+from tidegate.plan._sections import percent, rules_diff
 from tidegate.plan._suggest import to_yaml
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ LIMIT_COLUMNS: Final = (
     *(TableColumn(name, right=True) for name in ("requests", "denied", "clients", "< 25 %", "< 50 %", "< 80 %")),
     *(TableColumn(name, right=True) for name in ("< 100 %", "reached it")),
 )
-
-
-def percent(part: float) -> str:
-    """Write a share: with two digits, so that a small one is not 0."""
-    return f"{100 * part:.3g} %"
 
 
 def write_replay(report: dict[str, Any], output: Output, top: int) -> None:
