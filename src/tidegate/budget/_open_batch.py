@@ -59,7 +59,7 @@ class OpenBatch:
         self.memory_at = memory_at  # the instant of the charge to the short-term limits in memory
         self.in_database = True  # whether it was charged there; false if the database was lost at the check
         self.name = ""  # of its value in the store; empty: it has none
-        self.budget = ("", "")  # name and store of the budget that it belongs to
+        self.budget: tuple[str, str] = ("", "")  # name and store of the budget that it belongs to
         self._is_new = True  # whether nothing of it was settled
         self.in_block = False  # whether only its `with` block may settle it
         self._lock = fork_safe(threading.Lock())
