@@ -140,7 +140,7 @@ def test_a_trait_decides_whether_slots_are_released(monkeypatch, clock):
 def test_a_budget_counts_by_it(monkeypatch, tmp_path, clock):
     """A budget chooses its algorithms itself, so here the new one takes the place of one of them."""
     monkeypatch.setitem(ALGORITHMS, "sliding_log", GAP)
-    with TaskBudget(per_minute=10, storage=f"sqlite:///{tmp_path}/budget.db", clock=clock) as budget:
+    with TaskBudget(per_minute=10, store=f"sqlite:///{tmp_path}/budget.db", clock=clock) as budget:
         assert budget.check_all_limits(3)
         budget.record_completed_tasks(3)
         assert not budget.check_all_limits(1)
