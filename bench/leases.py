@@ -234,9 +234,9 @@ def saturate(url: str, nodes: Sequence[ValkeyServer], what: str, seconds: float)
         job = pool.starmap_async(call_keys, work, chunksize=1)
         barrier.wait(60)
         time.sleep(WARM_UP)
-        before, began = sum(node.calls("evalsha") for node in nodes), time.monotonic()
+        before, began = count_calls(nodes), time.monotonic()
         time.sleep(seconds)
-        asked, passed = sum(node.calls("evalsha") for node in nodes) - before, time.monotonic() - began
+        asked, passed = count_calls(nodes) - before, time.monotonic() - began
         found = job.get(60)
     limit, begins = saturated_limit(what), round(began * 1e6)
     quota = limit.quota * seconds / (limit.length / 1e6) * len(KEYS)
@@ -249,6 +249,11 @@ def saturate(url: str, nodes: Sequence[ValkeyServer], what: str, seconds: float)
     part = f"{sum(each) / quota:>10.1%}{least:>8.2f}" if quota < PLENTY else " " * 18
     made = sum(rate for rate, _ in found)
     return f"{made:>12,.0f}{asked / passed / len(KEYS):>19.1f}{part}{over:>6}"
+
+
+def count_calls(nodes: Sequence[ValkeyServer]) -> int:
+    """Count the scripts that servers have run, as functions or by EVALSHA."""
+    return sum(node.calls("fcall") + node.calls("evalsha") for node in nodes)
 
 
 def saturated_limit(what: str) -> Any:  # noqa: ANN401 - a Limit
