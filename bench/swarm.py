@@ -98,7 +98,7 @@ def _one_round(agents: list[Agent], number: int) -> list[int]:
 
 def leak(pairs: int = 1_000_000) -> dict[str, Any]:
     """Blocks that Python holds, and the process's memory, before and after a million pairs; how long a pair takes."""
-    with open_bus("local://leak") as bus, SwarmLimiter(bus, "agent") as limiter:
+    with open_bus("local://leak") as bus, SwarmLimiter(bus, agent_id="agent") as limiter:
         limiter.set_capacity("api", 1000, 1)
 
         def run(count: int) -> None:

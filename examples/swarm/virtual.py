@@ -34,7 +34,8 @@ def run(recovery: Recovery, minutes: int) -> dict[str, float | str]:
     server = Limiter(f"{HIDDEN}/1s burst=20", store=MemoryStore(clock=clock))
     bus = open_bus(f"local://example-{recovery}")
     agents = [
-        SwarmLimiter(bus, f"agent-{number}", recovery=recovery, cooldown=2.0, clock=clock) for number in range(AGENTS)
+        SwarmLimiter(bus, agent_id=f"agent-{number}", recovery=recovery, cooldown=2.0, clock=clock)
+        for number in range(AGENTS)
     ]
     for agent in agents:
         agent.set_capacity("api", ASSUMED, window=1)

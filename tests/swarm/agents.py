@@ -26,8 +26,8 @@ class AgentProcess:
     def __init__(self, url: str, name: str) -> None:
         self.bus = open_bus(url)
         self.heard: dict[str, int] = {}
-        self.fast = SwarmLimiter(self.bus, name, recovery_interval=1.0, recovery_factor=2)
-        self.slow = SwarmLimiter(self.bus, f"{name}-slow", recovery_interval=3600)
+        self.fast = SwarmLimiter(self.bus, agent_id=name, recovery_interval=1.0, recovery_factor=2)
+        self.slow = SwarmLimiter(self.bus, agent_id=f"{name}-slow", recovery_interval=3600)
         self.fast.on_capacity_change(lambda update: self.heard.setdefault(update.resource, time.monotonic_ns()))
         for number in range(ROUNDS):
             self.fast.set_capacity(f"r{number}", 100, 60)

@@ -223,7 +223,7 @@ class Simulation:
         options: dict[str, Any] = {"store": self.store, "lease": True} if self.shared else {}
         limiter = SwarmLimiter(
             bus,
-            f"agent-{next(self._names)}",
+            agent_id=f"agent-{next(self._names)}",
             cooldown=5.0,
             recovery_interval=self.recovery_interval,
             recovery=self.recovery,
@@ -246,7 +246,7 @@ class Simulation:
             if self.calls_server and not self.server.try_acquire("api"):
                 self._refused += 1
                 self.outcome.announcements += 1
-                limiter.announce_reduced("api", "received 429 response", self.retry_after)
+                limiter.announce_reduced("api", "received 429 response", retry_after=self.retry_after)
         if not self.shared:
             capacity = limiter.get_capacity("api")
             assert capacity is not None

@@ -81,7 +81,11 @@ def test_the_same_name_in_another_namespace_or_with_another_secret_is_no_duplica
 
 @pytest.mark.parametrize("server", [NatsServer, ValkeyServer])
 def test_duplicates_are_noticed_on_a_network(server, caplog):
-    with server() as running, SwarmLimiter(running.url, "twin") as one, SwarmLimiter(running.url, "twin") as two:
+    with (
+        server() as running,
+        SwarmLimiter(running.url, agent_id="twin") as one,
+        SwarmLimiter(running.url, agent_id="twin") as two,
+    ):
         assert one.wait_until_synced(20)
         assert two.wait_until_synced(20)
         until(lambda: len(warnings_of(caplog)) == 2, "both warnings")
@@ -93,7 +97,7 @@ from tidegate.bus import open_bus
 from tidegate.swarm import SwarmLimiter
 
 bus = open_bus({url!r})
-limiter = SwarmLimiter(bus, {name})
+limiter = SwarmLimiter(bus, agent_id={name})
 limiter.set_capacity("api", 100, 60)
 assert limiter.wait_until_synced(20)
 child = os.fork()

@@ -16,7 +16,7 @@ numbers = itertools.count()
 THREADS = """
 from tidegate.swarm import SwarmLimiter
 
-limiter = SwarmLimiter({url!r}, "short-lived")
+limiter = SwarmLimiter({url!r}, agent_id="short-lived")
 limiter.set_capacity({resource!r}, 100, 60)
 {wait}limiter.wait_until_synced(20)
 limiter.announce_reduced({resource!r}, "received 429 response", retry_after=3600)
@@ -26,7 +26,7 @@ import asyncio
 from tidegate.swarm import AsyncSwarmLimiter
 
 async def main():
-    limiter = AsyncSwarmLimiter({url!r}, "short-lived")
+    limiter = AsyncSwarmLimiter({url!r}, agent_id="short-lived")
     await limiter.set_capacity({resource!r}, 100, 60)
     {wait}await limiter.wait_until_synced(20)
     await limiter.announce_reduced({resource!r}, "received 429 response", retry_after=3600)
@@ -57,13 +57,13 @@ def server(request):
 def test_an_announcement_is_sent_before_the_process_ends(server, program, connected):
     """Agents that are there receive it, and agents that join later."""
     resource = f"api-{next(numbers)}"
-    with SwarmLimiter(server.url, "long-lived") as agent:
+    with SwarmLimiter(server.url, agent_id="long-lived") as agent:
         agent.set_capacity(resource, 100, 60)
         assert agent.wait_until_synced(20)
         done = run(program, server.url, resource, connected=connected)
         assert (done.returncode, done.stderr) == (3 if program is RAISING else 0, "")
         until(lambda: agent.get_capacity(resource).frozen_for > 3000, "the announcement")
-    with SwarmLimiter(server.url, "joins later") as later:
+    with SwarmLimiter(server.url, agent_id="joins later") as later:
         later.set_capacity(resource, 100, 60)
         assert later.wait_until_synced(20)
         assert later.get_capacity(resource).frozen_for > 3000

@@ -40,14 +40,14 @@ def slow(clock, hub):
 
 @pytest.fixture
 def joining(slow, clock):
-    with SwarmLimiter(slow, "joining", clock=clock) as limiter:
+    with SwarmLimiter(slow, agent_id="joining", clock=clock) as limiter:
         limiter.set_capacity("api", 100, 60)
         yield limiter
 
 
 @pytest.fixture
 def known(hub, clock):
-    with SwarmLimiter(hub(), "known", clock=clock) as limiter:
+    with SwarmLimiter(hub(), agent_id="known", clock=clock) as limiter:
         limiter.set_capacity("api", 100, 60)
         yield limiter
 
@@ -56,7 +56,7 @@ def known(hub, clock):
 def frozen_swarm(request):
     """Give the URL of a bus on which an agent stopped all calls for an hour."""
     with request.param() as server:
-        with SwarmLimiter(server.url, "known") as known:
+        with SwarmLimiter(server.url, agent_id="known") as known:
             known.set_capacity("api", 100, 60)
             assert known.wait_until_synced(20)
             known.announce_reduced("api", "received 429 response", retry_after=3600)
@@ -64,7 +64,7 @@ def frozen_swarm(request):
 
 
 def test_acquire_waits_until_a_freeze_of_the_swarm_is_known(frozen_swarm):
-    with SwarmLimiter(frozen_swarm, "joining") as joining, ThreadPoolExecutor() as threads:
+    with SwarmLimiter(frozen_swarm, agent_id="joining") as joining, ThreadPoolExecutor() as threads:
         joining.set_capacity("api", 100, 60)
         call = threads.submit(joining.acquire, "api")
         assert joining.wait_until_synced(20)
@@ -76,7 +76,7 @@ def test_acquire_waits_until_a_freeze_of_the_swarm_is_known(frozen_swarm):
 
 def test_tasks_wait_until_a_freeze_of_the_swarm_is_known(frozen_swarm):
     async def join():
-        async with AsyncSwarmLimiter(frozen_swarm, "joining") as joining:
+        async with AsyncSwarmLimiter(frozen_swarm, agent_id="joining") as joining:
             await joining.set_capacity("api", 100, 60)
             call = asyncio.create_task(joining.acquire("api"))
             assert await joining.wait_until_synced(20)
@@ -128,7 +128,7 @@ def test_wait_until_synced_waits_for_the_bus(joining, slow):
 
 
 def test_wait_until_synced_ends_when_the_limiter_is_closed(slow, clock):
-    limiter = SwarmLimiter(slow, "joining", clock=clock)
+    limiter = SwarmLimiter(slow, agent_id="joining", clock=clock)
     threading.Timer(0.01, limiter.close).start()
     with pytest.raises(Closed):
         limiter.wait_until_synced()
@@ -141,7 +141,7 @@ def test_a_limiter_without_a_bus_is_synced(clock):
 
 def test_an_agent_whose_bus_is_down_starts_after_the_timeout_and_says_so(caplog):
     url = f"nats://127.0.0.1:{free_port()}"
-    with open_bus(url) as bus, SwarmLimiter(bus, "alone", sync_timeout=0.2) as limiter:
+    with open_bus(url) as bus, SwarmLimiter(bus, agent_id="alone", sync_timeout=0.2) as limiter:
         limiter.set_capacity("api", 10, 3600)
         assert sum(limiter.try_acquire("api") for _ in range(10)) == 5
         for _ in range(5):

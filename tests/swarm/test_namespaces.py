@@ -131,13 +131,13 @@ def test_clearing_needs_the_secret(agent, hub, clock):
 @pytest.mark.parametrize("kind", [NatsServer, ValkeyServer])
 def test_the_command_clears_what_a_server_retains(kind, capsys):
     with kind() as server:
-        with open_bus(server.url) as bus, SwarmLimiter(bus, "yesterday", namespace="x") as limiter:
+        with open_bus(server.url) as bus, SwarmLimiter(bus, agent_id="yesterday", namespace="x") as limiter:
             assert bus.wait(20)
             limiter.set_capacity("api", 100, 60)
             limiter.announce_reduced("api", "429")
         assert main(["swarm", server.url, "--namespace", "x", "--clear", "api"]) == 0
         assert capsys.readouterr().out == "api: 1 retained reduction cleared\n"
-        with open_bus(server.url) as bus, SwarmLimiter(bus, "today", namespace="x") as limiter:
+        with open_bus(server.url) as bus, SwarmLimiter(bus, agent_id="today", namespace="x") as limiter:
             assert bus.wait(20)
             limiter.set_capacity("api", 100, 60)
             until = time.monotonic() + 20

@@ -15,7 +15,7 @@ from tidegate.swarm._presence import ANSWER_SUBJECT, Watcher
 
 @pytest.fixture
 def swarm(clock, hub):
-    agents = [SwarmLimiter(hub(), name, clock=clock) for name in ("b", "a")]
+    agents = [SwarmLimiter(hub(), agent_id=name, clock=clock) for name in ("b", "a")]
     for agent in agents:
         agent.set_capacity("api", 100, 60)
     yield agents
@@ -86,7 +86,7 @@ def test_the_memory_of_a_watcher_is_bounded(hub, monkeypatch):
 
 
 def test_an_agent_with_more_resources_than_a_message_holds_answers_with_some(hub, clock):
-    limiter = SwarmLimiter(hub(), "a", clock=clock)
+    limiter = SwarmLimiter(hub(), agent_id="a", clock=clock)
     for number in range(600):
         limiter.set_capacity(f"{number} " + "€" * 500, 5, 60)
     bus = hub()
@@ -99,7 +99,7 @@ def test_an_agent_with_more_resources_than_a_message_holds_answers_with_some(hub
 
 
 def test_with_a_secret_only_signed_answers_count(hub, clock):
-    limiter = SwarmLimiter(hub(), "a", secret=b"shared", clock=clock)
+    limiter = SwarmLimiter(hub(), agent_id="a", secret=b"shared", clock=clock)
     knows, does_not = Watcher(hub(), b"shared"), Watcher(hub(), b"guess")
     knows.ask()
     assert [agent.agent_id for agent in knows.agents()] == ["a"]

@@ -41,7 +41,7 @@ def agent(clock, hub):
     made = []
 
     def make(name, secret="shared", **options):  # noqa: S107 - of a test
-        limiter = SwarmLimiter(hub(), name, secret=secret, clock=clock, **options)
+        limiter = SwarmLimiter(hub(), agent_id=name, secret=secret, clock=clock, **options)
         limiter.set_capacity("api", 100, 60)
         made.append(limiter)
         return limiter
@@ -137,7 +137,7 @@ def test_clocks_may_differ_by_five_minutes(hub, clock, agent, ahead, total):
 def test_a_clock_five_minutes_behind_is_accepted(hub, clock, agent):
     """Its freeze counts from its arrival, not from its timestamp."""
     new, behind = agent("new"), ManualClock(clock.now() - SKEW)
-    with SwarmLimiter(hub(behind), "first", secret="shared", clock=behind) as first:  # noqa: S106 - of a test
+    with SwarmLimiter(hub(behind), agent_id="first", secret="shared", clock=behind) as first:  # noqa: S106 - of a test
         first.set_capacity("api", 100, 60)
         first.announce_reduced("api", "received 429 response", retry_after=12)
     assert new.get_capacity("api").frozen_for == 12
@@ -192,7 +192,7 @@ def test_a_long_reason_is_cut_so_that_others_can_read_it(hub, agent):
 @pytest.mark.parametrize("name", ["x" * 1025, "\ud800"])
 def test_names_that_no_bus_can_carry_are_refused(hub, agent, clock, name):
     with pytest.raises(ConfigError, match="agent_id: must be a unique string"):
-        SwarmLimiter(hub(), name, clock=clock)
+        SwarmLimiter(hub(), agent_id=name, clock=clock)
     with pytest.raises(ConfigError, match="resource: must be a string"):
         agent("a").set_capacity(name, 5, 60)
 
@@ -236,7 +236,7 @@ def test_a_message_from_before_a_clearing_is_refused_by_new_agents(recorded, age
     clock.advance(1)
     assert clear_reductions(hub(), cleared, "shared") == {"api": 1}
     new = agent("new")
-    later = SwarmLimiter(hub(), "later", secret="shared", clock=clock)  # noqa: S106 - of a test
+    later = SwarmLimiter(hub(), agent_id="later", secret="shared", clock=clock)  # noqa: S106 - of a test
     recorded.replay(SUBJECT, late=late)
     later.set_capacity("api", 100, 60)  # configured after the message
     for limiter in (new, later):
@@ -270,7 +270,7 @@ def test_agents_publish_a_clearing_again_that_the_server_lost():
     with (
         NatsServer() as server,
         open_bus(server.url) as bus,
-        SwarmLimiter(bus, "running", secret="shared") as running,  # noqa: S106 - of a test
+        SwarmLimiter(bus, agent_id="running", secret="shared") as running,  # noqa: S106 - of a test
     ):
         assert bus.wait(20)
         running.set_capacity("api", 100, 60)
@@ -287,7 +287,7 @@ def test_agents_publish_a_clearing_again_that_the_server_lost():
         server.start()
         assert bus.wait(20)
         until(lambda: any(CLEARED in key for key in retained(server)), "the clearing in the new server")
-        with open_bus(server.url) as other, SwarmLimiter(other, "new", secret="shared") as new:  # noqa: S106 - as above
+        with open_bus(server.url) as other, SwarmLimiter(other, agent_id="new", secret="shared") as new:  # noqa: S106 - as above
             assert other.wait(20)
             new.set_capacity("api", 100, 60)
             until(lambda: new.metrics()["cleared"] + new.metrics()["unknown"], "the retained clearing")

@@ -48,7 +48,7 @@ def test_calls_that_began_before_a_reduction_reduce_no_further(face, swarm, cloc
 
 
 def test_each_block_of_a_shared_object_has_its_own_beginning(hub, clock):
-    with SwarmLimiter(hub(), "a", clock=clock) as limiter:
+    with SwarmLimiter(hub(), agent_id="a", clock=clock) as limiter:
         limiter.set_capacity("api", 100, 60)
         block = limiter.limited("api")
         with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
@@ -74,7 +74,7 @@ def test_the_wait_of_a_duplicate_still_freezes(face, swarm, clock):
     agents = swarm(2)
     clock.advance(1)
     for agent in agents:
-        face.run(agent.announce_reduced("api", "429", 7.0, began=START))
+        face.run(agent.announce_reduced("api", "429", retry_after=7.0, began=START))
     clock.advance(1)
     assert totals(face, agents) == [50, 50]
     assert face.run(agents[0].get_capacity("api")).frozen_for == 6
@@ -82,14 +82,14 @@ def test_the_wait_of_a_duplicate_still_freezes(face, swarm, clock):
 
 @pytest.mark.parametrize("began", ["now", float("nan"), True])
 def test_began_must_be_a_number(hub, clock, began):
-    with SwarmLimiter(hub(), "a", clock=clock) as limiter:
+    with SwarmLimiter(hub(), agent_id="a", clock=clock) as limiter:
         limiter.set_capacity("api", 100, 60)
         with pytest.raises(ConfigError, match="began: must be a number of seconds"):
             limiter.announce_reduced("api", "429", began=began)
 
 
 def test_limited_calls_know_when_they_began(hub, clock):
-    agents = [SwarmLimiter(hub(), f"a{number}", clock=clock) for number in range(5)]
+    agents = [SwarmLimiter(hub(), agent_id=f"a{number}", clock=clock) for number in range(5)]
     for agent in agents:
         agent.set_capacity("api", 100, 60)
     blocks = [agent.limited("api") for agent in agents]
@@ -107,7 +107,7 @@ def test_limited_calls_know_when_they_began(hub, clock):
 async def test_limited_coroutines_know_when_they_began(hub, clock):
     from tidegate.swarm import AsyncSwarmLimiter  # noqa: PLC0415 - used here only
 
-    agents = [AsyncSwarmLimiter(hub(), f"a{number}", clock=clock) for number in range(3)]
+    agents = [AsyncSwarmLimiter(hub(), agent_id=f"a{number}", clock=clock) for number in range(3)]
     for agent in agents:
         await agent.set_capacity("api", 100, 60)
     blocks = [agent.limited("api") for agent in agents]
@@ -216,9 +216,9 @@ def test_many_duplicates_that_freeze_do_not_displace_the_reduction():
 
 def test_a_bucket_that_remembers_is_empty_after_a_freeze(hub, clock):
     """Agents that start with saved permits together would be refused at a rate that the server admits."""
-    with SwarmLimiter(hub(), "a", clock=clock, recovery="remember") as limiter:
+    with SwarmLimiter(hub(), agent_id="a", clock=clock, recovery="remember") as limiter:
         limiter.set_capacity("api", 100, 60)
-        limiter.announce_reduced("api", "429", 60.0)
+        limiter.announce_reduced("api", "429", retry_after=60.0)
         clock.advance(60)
         assert [limiter.try_acquire("api") for _ in range(2)] == [True, False]
         clock.advance(1.2)

@@ -27,7 +27,7 @@ def swarm(clock, hub):
     def make(count, **options):
         options = {"store": store, "clock": clock, **options}
         for _ in range(count):
-            made.append(SwarmLimiter(hub(), f"agent-{len(made)}", **options))
+            made.append(SwarmLimiter(hub(), agent_id=f"agent-{len(made)}", **options))
             made[-1].set_capacity("api", 100, 60)
         return made[-count:]
 
@@ -137,7 +137,7 @@ def test_never_above_the_quota_in_any_window(swarm, clock, lease, seed):
 
 async def test_async_agents_share_one_quota(clock, hub):
     store = MemoryStore(clock=clock)
-    agents = [AsyncSwarmLimiter(hub(), name, store=store, lease=True, clock=clock) for name in "ab"]
+    agents = [AsyncSwarmLimiter(hub(), agent_id=name, store=store, lease=True, clock=clock) for name in "ab"]
     for agent in agents:
         await agent.set_capacity("api", 100, 60)
     admitted = [await agent.try_acquire("api") for _ in range(100) for agent in agents]
@@ -150,7 +150,7 @@ async def test_async_agents_share_one_quota(clock, hub):
 
 def test_a_store_by_its_url_is_closed_with_the_limiter(hub, tmp_path):
     url = f"sqlite:///{tmp_path}/swarm.db"
-    with SwarmLimiter(hub(), "a", store=url) as one, SwarmLimiter(hub(), "b", store=url) as two:
+    with SwarmLimiter(hub(), agent_id="a", store=url) as one, SwarmLimiter(hub(), agent_id="b", store=url) as two:
         for agent in (one, two):
             agent.set_capacity("api", 3, 3600)
         assert [agent.try_acquire("api") for agent in (one, two, one, two)] == [True, True, True, False]
@@ -158,4 +158,4 @@ def test_a_store_by_its_url_is_closed_with_the_limiter(hub, tmp_path):
 
 def test_a_lease_needs_a_store(hub):
     with pytest.raises(ConfigError, match="lease: a lease needs a shared store"):
-        SwarmLimiter(hub(), "a", lease=True)
+        SwarmLimiter(hub(), agent_id="a", lease=True)

@@ -40,7 +40,7 @@ def join(threads):
 
 
 def test_threads_get_exactly_the_available_permits(clock, hub):
-    with SwarmLimiter(hub(), "a", clock=clock) as limiter:
+    with SwarmLimiter(hub(), agent_id="a", clock=clock) as limiter:
         limiter.set_capacity("api", 1000, 3600)
         admitted = [0] * 8
 
@@ -106,7 +106,7 @@ async def test_a_resource_removed_during_an_async_release(clock):
 @pytest.mark.parametrize("seed", range(3))
 def test_all_operations_concurrently(clock, hub, seed):
     """Two agents on a bus, each used by threads that take, return, reduce, set and remove; time passes meanwhile."""
-    agents = [SwarmLimiter(hub(), name, clock=clock) for name in "ab"]
+    agents = [SwarmLimiter(hub(), agent_id=name, clock=clock) for name in "ab"]
     for agent in agents:
         agent.set_capacity("api", 20, 1)
 
@@ -131,7 +131,7 @@ def test_all_operations_concurrently(clock, hub, seed):
 
 
 def test_threads_that_wait_are_all_served_through_reductions_and_recovery(clock, hub):
-    agents = [SwarmLimiter(hub(), name, clock=clock) for name in "ab"]
+    agents = [SwarmLimiter(hub(), agent_id=name, clock=clock) for name in "ab"]
     for agent in agents:
         agent.set_capacity("api", 2, 10)
     served = threading.Semaphore(0)
@@ -157,7 +157,7 @@ def test_threads_that_wait_are_all_served_through_reductions_and_recovery(clock,
 
 async def test_tasks_that_wait_are_all_served_or_cancelled(clock, hub):
     rng = random.Random(5)
-    async with AsyncSwarmLimiter(hub(), "a", clock=clock) as limiter:
+    async with AsyncSwarmLimiter(hub(), agent_id="a", clock=clock) as limiter:
         await limiter.set_capacity("api", 5, 1)
         tasks = [asyncio.create_task(limiter.acquire("api", timeout=rng.choice((None, 3)))) for _ in range(300)]
         for _ in range(5000):
@@ -178,7 +178,7 @@ async def test_tasks_that_wait_are_all_served_or_cancelled(clock, hub):
 
 def test_close_during_concurrent_calls(hub):
     clock = WatchedClock()
-    limiter = SwarmLimiter(hub(None), "a", clock=clock)
+    limiter = SwarmLimiter(hub(None), agent_id="a", clock=clock)
     limiter.set_capacity("api", 10, 3600)
 
     def work(_number):
@@ -195,7 +195,7 @@ def test_close_during_concurrent_calls(hub):
 
 
 def test_acquire_and_release_leak_no_memory(clock, hub):
-    with SwarmLimiter(hub(), "a", clock=clock) as limiter:
+    with SwarmLimiter(hub(), agent_id="a", clock=clock) as limiter:
         limiter.set_capacity("api", 100, 60)
 
         def pairs(count):
@@ -218,7 +218,7 @@ def test_acquire_and_release_leak_no_memory(clock, hub):
 
 
 def test_announcements_leak_no_memory(clock, hub):
-    agents = [SwarmLimiter(hub(), name, clock=clock) for name in "ab"]
+    agents = [SwarmLimiter(hub(), agent_id=name, clock=clock) for name in "ab"]
     for agent in agents:
         agent.set_capacity("api", 100, 60)
 

@@ -91,7 +91,7 @@ def test_reading_the_capacity_does_not_change_it(steps):
     """A bucket nobody looks at while it recovers has, in the end, what one has that is looked at all the time."""
     clock = ManualClock(START)
     with open_bus("local://looks", clock=clock) as bus:
-        watched, left_alone = (SwarmLimiter(bus, name, clock=clock) for name in "ab")
+        watched, left_alone = (SwarmLimiter(bus, agent_id=name, clock=clock) for name in "ab")
         for limiter in (watched, left_alone):
             limiter.set_capacity("api", 100, 100)
             limiter.try_acquire("api", cost=90)
@@ -430,7 +430,7 @@ async def test_async_callbacks_run_in_their_loop(clock, hub):
 
 
 def test_a_deadline_passes_while_frozen(clock, hub):
-    with SwarmLimiter(hub(), "a", clock=clock) as limiter:
+    with SwarmLimiter(hub(), agent_id="a", clock=clock) as limiter:
         limiter.set_capacity("api", 10, 60)
         limiter.announce_reduced("api", retry_after=3600)
         with pytest.raises(Denied):

@@ -1,4 +1,4 @@
-"""One mechanism for each thing in the package: a watched file, a background thread."""
+"""One mechanism for each thing in the package."""
 
 import re
 from pathlib import Path
@@ -18,6 +18,11 @@ MECHANISMS = {
     "a watched file": (r"st_mtime", ["_runtime/file_watcher.py"]),
     # The kit of buses publishes from several threads.
     "a background thread": (r"\bThread\(|_thread\.start_new", ["_runtime/background_thread.py", "testing/_bus_kit.py"]),
+    "a histogram": (r"_bucket\", \{", ["observe/_histogram.py"]),
+    "a variable in a file": (r"\\\$\\\{\(", ["_policy/setting_values.py"]),
+    "a unit of money": (r"[\"']_micros[\"']", ["_policy/units.py"]),
+    "the declaration of a setting": (r"def setting\(", ["_policy/declared_settings.py"]),
+    "a signed webhook": (r"X-Tidegate-Signature\"\]", ["spending/_webhook.py"]),
     # Calls that tasks or gRPC make in a thread of their own.
     "a thread for calls": (
         r"ThreadPoolExecutor\(",

@@ -22,6 +22,7 @@ from tidegate._cli.period_patterns import (
 )
 from tidegate._policy.config_value import BOOLEANS
 from tidegate._policy.model import OnStoreError
+from tidegate._policy.units import MILLION
 from tidegate.core._algorithms import ALGORITHMS
 from tidegate.core._bounds import MAX_INTEGER
 from tidegate.outbound._providers.file import CALENDAR_FIELDS, HEADER_NAME, LIMIT_FIELDS, PROVIDER_FIELDS
@@ -33,7 +34,7 @@ from tidegate.outbound._providers.pool_file import (
     OTHER_FIELDS,
     POOL_FIELDS,
 )
-from tidegate.outbound._providers.prices import CALL_PRICES, MILLION, PRICES_FIELDS, TOKEN_PRICES
+from tidegate.outbound._providers.prices import CALL_PRICES, PRICES_FIELDS, TOKEN_PRICES
 from tidegate.outbound._providers.provider import Learn, QuotaScope
 
 JsonSchema = dict[str, Any]

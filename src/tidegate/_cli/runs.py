@@ -15,11 +15,11 @@ from tidegate._cli.run_access import open_runs
 from tidegate._cli.service_args import add_service_options
 from tidegate._cli.tables import TableColumn, TextTable, columns, draw_table
 from tidegate._policy.durations import format_duration
+from tidegate._policy.units import is_money
 from tidegate._runtime.clock import SystemClock
 from tidegate.agents._reports import COLUMNS as REPORT_COLUMNS
 from tidegate.agents._reports import sum_rows
 from tidegate.errors import ConfigError
-from tidegate.outbound._providers.money import is_money
 from tidegate.spending._report import format_amount, to_csv
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from tidegate._cli.tables import TableColumn, TextTable, columns, draw_table
 from tidegate._limiter.limiter import Limiter
 from tidegate._policy import join_key, normal_key
 from tidegate._policy.durations import format_duration
+from tidegate._policy.units import is_money
 from tidegate.core._bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.outbound import Providers
 from tidegate.outbound._providers.model_fields import ANY_MODEL
-from tidegate.outbound._providers.money import is_money
 from tidegate.spending._ledger import read_ledger
 from tidegate.spending._report import SUMS, forecast_ceiling, format_amount, parse_dimensions, sum_entries, to_csv
 from tidegate.stores import open_store
@@ -86,8 +86,8 @@ def show(args: argparse.Namespace, output: Output) -> None:
         write_ceilings(rows, output, as_csv=args.csv)
         return
     by = parse_dimensions(args.by)
-    days = read_day(args, "since"), read_day(args, "until")
-    entries = [entry for path in paths for entry in read_ledger(path, *days)]
+    days = {"since": read_day(args, "since"), "until": read_day(args, "until")}
+    entries = [entry for path in paths for entry in read_ledger(path, **days)]
     rows = sum_entries(entries, by)
     if args.csv:
         output.write_now(to_csv(rows, (*by, "unit", *SUMS)))
@@ -193,7 +193,7 @@ def _accounts_of(own: Provider, entries: list[SpendingEntry]) -> Iterator[tuple[
 
 
 def _describe(policy: Policy, key: Key, name: str, store: Store) -> Iterator[dict[str, Any]]:
-    limits: list[Limit] = [limit for limit in policy.limits if limit.unit.endswith("_micros")]
+    limits: list[Limit] = [limit for limit in policy.limits if is_money(limit.unit)]
     if not limits:
         return
     with Limiter(policy, store=store) as limiter:

@@ -12,6 +12,7 @@ from tidegate._cli.live import watch
 from tidegate._cli.service_args import add_service_options, open_client
 from tidegate._cli.tables import TableColumn, TextTable, columns, draw_curve, draw_table, join_within
 from tidegate._policy.durations import format_duration
+from tidegate._policy.units import is_money
 from tidegate._runtime.urls import redact
 from tidegate.errors import ConfigError
 from tidegate.spending._report import format_amount, short_money
@@ -309,7 +310,7 @@ def draw_members(members: list[dict[str, Any]], output: Output) -> list[str]:
 def describe_left(limit: dict[str, Any]) -> str:
     """Describe what is left of a limit: requests, tokens or money."""
     left, quota, unit = limit["remaining"], limit["quota"], limit["unit"]
-    if unit.endswith("_micros"):
+    if is_money(unit):
         return f"{short_money(left)} of {format_amount(quota, unit)}"
     return f"{left:,} of {quota:,} {unit}"
 

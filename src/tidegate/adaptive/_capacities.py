@@ -227,7 +227,7 @@ class Capacities:
                 window=entry.window,
                 factor=self._factor(reduction.value, current, before.original),
             )
-            payload = update.to_json(self._signer.secret, self._subject)
+            payload = update.to_json(self._signer.secret, subject=self._subject)
             self._keep(entry, after, update, payload, now)
             retain = self._retain(entry.capacity, update, now)
             self._counts["sent"] += self._bus is not None

@@ -88,7 +88,7 @@ class CapacityUpdate:
         """The requested pause in microseconds."""
         return 0 if self.retry_after is None else round(self.retry_after * SECOND)
 
-    def to_json(self, secret: str | bytes | None = None, subject: str = SUBJECT) -> bytes:
+    def to_json(self, secret: str | bytes | None = None, *, subject: str = SUBJECT) -> bytes:
         """Return the message for a subject, signed if there is a secret."""
         fields: dict[str, Any] = {
             "resource": self.resource,

@@ -15,12 +15,11 @@ from datetime import timedelta
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Final
 
+from tidegate._policy.units import COMMON_CURRENCIES, MICROS, MILLION
 from tidegate._runtime.suggestions import hint
 from tidegate.core._bounds import MAX_INTEGER
 from tidegate.core._limit import Limit
 from tidegate.errors import ConfigError
-from tidegate.outbound._providers.money import COMMON_CURRENCIES
-from tidegate.outbound._providers.prices import MICROS, MILLION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

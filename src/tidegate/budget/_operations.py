@@ -117,7 +117,7 @@ class BudgetOperations:
                 self._tier_policy.policy, store=self.store, clock=test_clock
             )
             if settings.ledger is not None:
-                self.ledger = Ledger(settings.ledger, settings.timezone, clock)
+                self.ledger = Ledger(settings.ledger, timezone=settings.timezone, clock=clock)
 
     # ---- check -------------------------------------------------------------------------------------------------------
 

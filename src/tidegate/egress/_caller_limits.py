@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate._limiter.joint import LimiterAsk
 from tidegate._limiter.limiter import AsyncLimiter
 from tidegate._limiter.reservation import AsyncReservation
+from tidegate._policy.units import is_money
 from tidegate.core._bounds import MAX_INTEGER
 from tidegate.errors import StoreUnavailable
-from tidegate.outbound._providers.money import is_money
 from tidegate.outbound._providers.profile import TOKEN_UNITS, WEBSOCKET
 from tidegate.outbound._quota.charge import CHARGE_TTL
 from tidegate.outbound._quota.cost import check_keys, has_fixed_body, may_be_unreported, read_call

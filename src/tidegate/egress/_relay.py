@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 from aiohttp import web
 
+from tidegate._policy.units import is_money
 from tidegate.egress._run_tokens import end_when_stopped
 from tidegate.errors import Denied, RateLimitError
-from tidegate.outbound._providers.money import is_money
 from tidegate.outbound._quota.token_usage import UsageReader
 
 if TYPE_CHECKING:

@@ -31,12 +31,12 @@ from tidegate._policy.setting_values import (
     read_token_file,
     read_url,
 )
+from tidegate._policy.units import is_money
 from tidegate._runtime.suggestions import did_you_mean
 from tidegate.egress._callers import DEFAULT_CALLER_CONNECTIONS, LOCAL_CALLER, EgressCaller, digest_of
 from tidegate.errors import ConfigError
 from tidegate.outbound._providers.file import read_limit
 from tidegate.outbound._providers.hosts import normal_host
-from tidegate.outbound._providers.money import is_money
 from tidegate.outbound._providers.profile import TOKEN_UNITS
 from tidegate.spending._settings import read_spending
 

@@ -87,7 +87,7 @@ def add_sums(sums: Sums, more: Sums) -> Sums:
     return calls, amount, overrun
 
 
-def read_ledger(path: str | os.PathLike[str], since: str = "", until: str = "9999") -> Iterator[SpendingEntry]:
+def read_ledger(path: str | os.PathLike[str], *, since: str = "", until: str = "9999") -> Iterator[SpendingEntry]:
     """Yield what a file has for the days from `since` to `until`, without changing the file."""
     if Path(path).is_file() and not Path(path).stat().st_size:
         return  # nothing was written yet
@@ -105,7 +105,7 @@ def read_ledger(path: str | os.PathLike[str], since: str = "", until: str = "999
 class Ledger:
     """Sums of what was spent, by day, in a time zone. Thread-safe; processes on one machine may share the file."""
 
-    def __init__(self, path: str | os.PathLike[str], timezone: str = "UTC", clock: Clock | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, timezone: str = "UTC", clock: Clock | None = None) -> None:
         """Use an SQLite file, which is created if needed; raises ConfigError if it cannot be created."""
         self.path: str = str(path)
         try:
@@ -200,10 +200,10 @@ class Ledger:
                 for key, sums in pending.items():
                     self._pending[key] = add_sums(self._pending.get(key, NO_SUMS), sums)
 
-    def read(self, since: str = "", until: str = "9999") -> Iterator[SpendingEntry]:
+    def read(self, since: str = "", *, until: str = "9999") -> Iterator[SpendingEntry]:
         """Yield the entries of the days from `since` to `until`, after writing what is kept in memory."""
         self.flush()
-        yield from read_ledger(self.path, since, until)
+        yield from read_ledger(self.path, since=since, until=until)
 
     def close(self) -> None:
         """Write what is kept in memory, and end the thread."""

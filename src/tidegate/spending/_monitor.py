@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate._policy.setting_values import FULL_PERCENT
+from tidegate._policy.units import is_money
 from tidegate._runtime.clock import Clock, SystemClock
 from tidegate._runtime.fork import fork_safe
 from tidegate.core._decision import LocalDecision
@@ -66,7 +67,7 @@ class Spending:
             raise ConfigError(f"expected percentages from 1 to 100, not {tuple(milestones)}", field="milestones")
         self._clock: Clock = clock or SystemClock()
         opened = ledger is None or isinstance(ledger, Ledger)
-        self.ledger: Ledger | None = ledger if opened else Ledger(ledger, timezone, self._clock)  # type: ignore[assignment, arg-type]  # one of the two
+        self.ledger: Ledger | None = ledger if opened else Ledger(ledger, timezone=timezone, clock=self._clock)  # type: ignore[assignment, arg-type]  # one of the two
         self.webhook: Webhook | None = Webhook(webhook, secret) if webhook else None
         # By whether the windows of the limits are fixed or rolling.
         self._milestones = {fixed: Milestones(milestones, fixed=fixed) for fixed in (True, False)}
@@ -81,8 +82,8 @@ class Spending:
         source: str,
         unit: str,
         amount: int,
-        overrun: int = 0,
         *,
+        overrun: int = 0,
         member: str = "",
         model: str = "",
         team: str = "",
@@ -103,7 +104,7 @@ class Spending:
             return
         at = datetime.fromtimestamp(decision.at / 1e6, UTC)
         for limit, used, view in zip(decision.policy_limits, decision.used, decision.views, strict=False):
-            if not limit.unit.endswith("_micros"):
+            if not is_money(limit.unit):
                 continue
             ceiling = name if limit.name in name else f"{name} {limit.name}"
             usage = CeilingUsage(used, limit.quota, view[2] / 1e6, limit.unit)

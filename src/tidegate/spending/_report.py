@@ -7,6 +7,7 @@ import io
 import unicodedata
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate._policy.units import currency_of, is_money
 from tidegate._runtime.suggestions import did_you_mean
 from tidegate.errors import ConfigError
 from tidegate.spending._ledger import COLUMNS
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 DIMENSIONS: Final = ("day", "source", "member", "model", "team", "tag")
 SUMS: Final = ("calls", "amount", "overrun")
-MICROS: Final = "_micros"
 CENT: Final = 10_000  # micros
 FORMULA_STARTS: Final = ("=", "+", "-", "@")  # a spreadsheet would evaluate these as formulas, also after white space
 
@@ -60,9 +60,9 @@ def sum_entries(entries: Iterable[SpendingEntry], by: Sequence[str]) -> list[dic
 
 def format_amount(amount: int, unit: str) -> str:
     """Write an amount: money in its currency, with six decimals at most."""
-    if not unit.endswith(MICROS):
+    if not is_money(unit):
         return f"{amount:,} {unit}"
-    return f"{format_money(amount)} {unit.removesuffix(MICROS)}"
+    return f"{format_money(amount)} {currency_of(unit)}"
 
 
 def format_money(micros: int) -> str:

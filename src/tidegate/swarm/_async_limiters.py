@@ -145,8 +145,8 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         self,
         resource: str,
         reason: str = "",
-        retry_after: float | timedelta | str | None = None,
         *,
+        retry_after: float | timedelta | str | None = None,
         began: float | None = None,
     ) -> CapacityUpdate | None:
         """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that time.

@@ -74,7 +74,7 @@ def clear_reductions(
         update = CapacityUpdate(
             name, CLEARING_AGENT_ID, MAX_INTEGER, REASON, instant, epoch, clears=True, clears_all=clears_all
         )
-        return update.to_json(signer.secret, subject)
+        return update.to_json(signer.secret, subject=subject)
 
     place = ALL_RESOURCES if resource is None else resource
     retain = Retain(clearing_key(place, signer.tag, namespace), epoch, RETAIN_CLEARED)

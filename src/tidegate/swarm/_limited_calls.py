@@ -117,7 +117,7 @@ class LimitedCall(_LimitedCall["_Limiter"], LimitsCalls):
         self._limiter.release(resource, cost=cost, return_token=self._return_token)
         refusal = self._refusal(error)
         if refusal is not None:
-            self._limiter.announce_reduced(resource, *refusal, began=began)
+            self._limiter.announce_reduced(resource, refusal.reason, retry_after=refusal.retry_after, began=began)
 
 
 class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"], LimitsCoroutines):
@@ -139,4 +139,4 @@ class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"], LimitsCoroutines):
         await self._limiter.release(resource, cost=cost, return_token=self._return_token)
         refusal = self._refusal(error)
         if refusal is not None:
-            await self._limiter.announce_reduced(resource, *refusal, began=began)
+            await self._limiter.announce_reduced(resource, refusal.reason, retry_after=refusal.retry_after, began=began)

@@ -445,8 +445,8 @@ class AgentResources(SwarmResources[L]):
     def __init__(
         self,
         bus: str | Bus | None = None,
-        agent_id: str | None = None,
         *,
+        agent_id: str | None = None,
         reduce_factor: float = 0.5,
         recovery_interval: float | timedelta = 30.0,
         recovery_factor: float = 1.1,

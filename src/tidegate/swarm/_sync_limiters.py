@@ -132,8 +132,8 @@ class _Limiter(SwarmResources[Limiter]):
         self,
         resource: str,
         reason: str = "",
-        retry_after: float | timedelta | str | None = None,
         *,
+        retry_after: float | timedelta | str | None = None,
         began: float | None = None,
     ) -> CapacityUpdate | None:
         """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that time.

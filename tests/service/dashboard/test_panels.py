@@ -119,7 +119,7 @@ async def test_agents_and_reductions_with_their_reasons(clock):
 async def test_the_swarm_panel_shows_the_agents_of_its_namespace(clock):
     with open_bus("local://namespaces", clock=clock) as bus:
         all_panels = {name: swarm_panel(bus, namespace=name) for name in ("", "team-a")}
-        agents = [SwarmLimiter(bus, f"agent-{name}", namespace=name, clock=clock) for name in all_panels]
+        agents = [SwarmLimiter(bus, agent_id=f"agent-{name}", namespace=name, clock=clock) for name in all_panels]
         for agent in agents:
             agent.set_capacity("api", 100, window=60)
         agents[1].announce_reduced("api", "received 429 response")
@@ -135,7 +135,7 @@ async def test_the_swarm_panel_shows_the_agents_of_its_namespace(clock):
 
 
 async def test_the_capacity_of_a_swarm_is_sampled_while_no_page_is_open(clock):
-    with open_bus("local://sampled", clock=clock) as bus, SwarmLimiter(bus, "agent", clock=clock) as agent:
+    with open_bus("local://sampled", clock=clock) as bus, SwarmLimiter(bus, agent_id="agent", clock=clock) as agent:
         panel = swarm_panel(bus)
         agent.set_capacity("api", 100, window=60)
         task = asyncio.create_task(panel.run())

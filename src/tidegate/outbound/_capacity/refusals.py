@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate._policy.units import is_money
 from tidegate.core._bounds import SECOND
-from tidegate.outbound._providers.money import is_money
 
 if TYPE_CHECKING:
     from tidegate.core import Limit

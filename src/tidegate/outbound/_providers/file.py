@@ -22,6 +22,7 @@ from tidegate._policy.config_value import ConfigValue, load
 from tidegate._policy.loader import InvalidYAMLError
 from tidegate._policy.model import OnStoreError
 from tidegate._policy.setting_values import VARIABLE, expand_variables
+from tidegate._policy.units import MILLION
 from tidegate._runtime.suggestions import closest, did_you_mean
 from tidegate.core._algorithms import ALGORITHMS
 from tidegate.core._bounds import SECOND
@@ -38,7 +39,7 @@ from tidegate.outbound._providers.model_fields import (
 )
 from tidegate.outbound._providers.money import check_unit, parse_limit, to_micros
 from tidegate.outbound._providers.pool_file import read_ceilings, read_pool
-from tidegate.outbound._providers.prices import MILLION, find_prices
+from tidegate.outbound._providers.prices import find_prices
 from tidegate.outbound._providers.profile import TOKEN_UNITS, Profile
 from tidegate.outbound._providers.profile_file import NO_PROFILES, find_profile, profile_of_domain
 from tidegate.outbound._providers.provider import (

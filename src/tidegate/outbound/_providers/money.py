@@ -6,10 +6,11 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from tidegate._policy.units import COMMON_CURRENCIES, MILLION, is_money
 from tidegate.core._bounds import MAX_INTEGER
 from tidegate.core._limit import Limit
 from tidegate.errors import ConfigError
-from tidegate.outbound._providers.prices import CURRENCY, MICROS, MILLION
+from tidegate.outbound._providers.prices import CURRENCY
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -19,13 +20,7 @@ if TYPE_CHECKING:
 # An amount with decimals, and the rest: `2.50/day unit=usd`.
 AMOUNT = re.compile(r"\s*(?P<whole>[0-9][0-9_]*)\.(?P<part>[0-9]{1,6})(?P<rest>[^0-9].*)", re.DOTALL)
 WORD = re.compile(r"[^\W\d_]+")
-COMMON_CURRENCIES: Final = ("usd", "eur", "gbp", "chf", "jpy", "cny", "inr", "cad", "aud")
 MONEY_WORDS: Final = ("dollar", "euro", "pound", "franc", "rupee", "cent", "micro", "money")  # or with a final `s`
-
-
-def is_money(unit: str) -> bool:
-    """Return whether a unit counts millionths of a currency, such as `usd_micros`."""
-    return unit.endswith(MICROS)
 
 
 def parse_limit(text: str, prices: Prices | None) -> Limit:

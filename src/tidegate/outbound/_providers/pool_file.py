@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final, cast, get_args
 from urllib.parse import urlsplit
 
 from tidegate._policy import Policy
+from tidegate._policy.units import is_money
 from tidegate.core._limit import WORD
 from tidegate.errors import ConfigError
 from tidegate.outbound._providers.hosts import host_of
-from tidegate.outbound._providers.money import is_money
 from tidegate.outbound._providers.pool import MAX_MEMBERS, MAX_WEIGHT, Ceiling, CeilingScope, Member, Pick, Pool
 
 if TYPE_CHECKING:

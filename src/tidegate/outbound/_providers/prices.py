@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate._policy.config_value import ConfigValue, load
+from tidegate._policy.units import MICROS, MILLION
 from tidegate._runtime.suggestions import hint
 from tidegate.core._bounds import MAX_INTEGER, ceil_div
 from tidegate.errors import ConfigError, ResourceUnknown
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
     from tidegate.outbound._providers.profile import Profile, UsagePart
 
-MICROS: Final = "_micros"  # ends a unit that counts millionths of a currency
-MILLION: Final = 10**6
 DEFAULT_CURRENCY: Final = "usd"
 CURRENCY = re.compile(r"[a-z]{3}")
 TOKEN_PRICES: Final = ("input", "cached", "cache_write", "output", "audio", "audio_output")

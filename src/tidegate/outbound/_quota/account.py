@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate._limiter.reservation import ReservedCharge, charged_at
 from tidegate._limiter.waiting import Places
 from tidegate._policy import Policy
+from tidegate._policy.units import is_money
 from tidegate._runtime.flow import complete_flow
 from tidegate._runtime.fork import fork_safe
 from tidegate.adaptive import RecoverySettings
@@ -28,7 +29,6 @@ from tidegate.outbound._capacity.account_capacity import AccountCapacity
 from tidegate.outbound._capacity.learned_quotas import LearnedQuotas, with_quota
 from tidegate.outbound._capacity.learning import LimitCorrection, ProviderCharge, ProviderCharges, find_corrections
 from tidegate.outbound._capacity.shared_notices import SharedNotices
-from tidegate.outbound._providers.money import is_money
 from tidegate.outbound._providers.profile import TOKEN_UNITS
 from tidegate.outbound._providers.provider import CONCURRENCY_UNIT, REQUESTS_UNIT
 from tidegate.outbound._quota.arrival import ArrivalDelays

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate._limiter.limiter import usage_of
 from tidegate._policy.limit_text import describe_limit, describe_period
+from tidegate._policy.units import is_money
 from tidegate.core._bounds import SECOND
-from tidegate.outbound._providers.money import is_money
 from tidegate.spending._report import format_amount
 
 if TYPE_CHECKING:

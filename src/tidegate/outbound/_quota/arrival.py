@@ -30,9 +30,9 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from tidegate._policy.units import is_money
 from tidegate.core._algorithms import View
 from tidegate.core._bounds import MAX_INTEGER, SECOND
-from tidegate.outbound._providers.money import is_money
 
 if TYPE_CHECKING:
     from collections.abc import Callable

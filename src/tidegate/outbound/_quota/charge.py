@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate._limiter.reservation import BaseReservation, ReservedCharge
 from tidegate._policy.key import join_key
+from tidegate._policy.units import is_money
 from tidegate._runtime.ambient import charge_run_flow
 from tidegate._runtime.flow import complete_flow
 from tidegate.core._bounds import MAX_INTEGER, SECOND
-from tidegate.outbound._providers.money import is_money
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -182,7 +182,7 @@ class Charge(BaseReservation):
         amount = money if final is None else final.get(unit, money)
         over = max(0, amount - money)
         if self.spending is not None:
-            self.spending.record(source, unit, amount, over, member=member, model=model, team=team, tag=tag)
+            self.spending.record(source, unit, amount, overrun=over, member=member, model=model, team=team, tag=tag)
         return amount
 
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
+from tidegate._policy.units import MICROS
 from tidegate.core._bounds import MAX_INTEGER
 from tidegate.errors import ConfigError
 from tidegate.outbound._providers.hosts import host_of
-from tidegate.outbound._providers.prices import CURRENCY, MICROS, ModelPrice
+from tidegate.outbound._providers.prices import CURRENCY, ModelPrice
 from tidegate.outbound._providers.profile import ANY_ENDPOINT, WEBSOCKET
 from tidegate.outbound._providers.provider import CATCH_ALL_DOMAIN
 from tidegate.outbound._quota.decoding import decoded

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate._policy import join_key
+from tidegate._policy.units import is_money
 from tidegate.errors import StoreUnavailable
 from tidegate.observe._text_format import MetricFamily
-from tidegate.outbound._providers.money import is_money
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

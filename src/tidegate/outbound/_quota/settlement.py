@@ -19,10 +19,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate._policy.units import is_money
 from tidegate._runtime.flow import complete_flow
 from tidegate.core._bounds import MAX_INTEGER
 from tidegate.errors import StoreUnavailable
-from tidegate.outbound._providers.money import is_money
 from tidegate.outbound._providers.prices import usage_cost
 from tidegate.outbound._providers.profile import TOKEN_UNITS
 from tidegate.outbound._quota.production import ProducedOutput, most_until_renewal

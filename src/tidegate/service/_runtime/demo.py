@@ -149,7 +149,7 @@ class DemoTraffic:
         """Run an agent that gets a 429 response now and then."""
         from tidegate.swarm import AsyncSwarmLimiter  # noqa: PLC0415 - few services show a swarm
 
-        async with AsyncSwarmLimiter(bus, name, recovery_interval=3.0) as agent:
+        async with AsyncSwarmLimiter(bus, agent_id=name, recovery_interval=3.0) as agent:
             await agent.set_capacity(RESOURCE, CAPACITY, 1)
             next_refusal = self._clock.steady() + round(self._rng.uniform(0.3, 3) * REFUSAL_INTERVAL * SECOND)
             while True:
