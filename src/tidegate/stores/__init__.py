@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tidegate.errors import CollectionFull, ValueConflict
-from tidegate.stores._base import Ask, Store, TryAcquire, WaitQueue
+from tidegate.stores._base import Ask, LostCorrection, Store, TryAcquire, WaitQueue
 from tidegate.stores._cancellation import Correction, corrections
 from tidegate.stores._delegating import DelegatingStore
 from tidegate.stores._memory.group_shares import GroupOf
@@ -37,6 +37,7 @@ __all__ = [
     "Keep",
     "Lease",
     "LeasedStore",
+    "LostCorrection",
     "MemoryStore",
     "MergedAsks",
     "PostgresStore",
