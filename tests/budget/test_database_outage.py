@@ -129,7 +129,7 @@ def test_the_local_share_decides_if_configured(open_budget, path):
     """This process is the only one: its share is the limit. What it admits is charged when the database is back."""
     budget = open_budget(per_minute=100, deadline=0.3, on_store_error="local")
     result = budget.check_all_limits(10)
-    wait_until(lambda: budget.operations.store.metrics()["processes"] == 1, "the processes are counted")
+    wait_until(lambda: budget.operations.store.metrics()["share_ppm"] == 10**6, "the share is known")
     with locked(path):
         admitted = [budget.check_all_limits(30) for _ in range(5)]
         assert 1 <= sum(each.allowed for each in admitted) <= 3
