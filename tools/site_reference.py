@@ -217,9 +217,9 @@ def file_tables() -> Iterator[FileTable]:
     category = inbound["properties"]["categories"]["additionalProperties"]["anyOf"][0]
     egress = KINDS["egress"].schema()
     callers = egress["properties"]["callers"]["additionalProperties"]
-    member = (("howto/money.md", "field of a member"), *provider)
+    member = (("reference/money.md", "field of a member"), *provider)
     yield FileTable("Provider file", (*LIMIT_FIELDS, *PROVIDER_FIELDS), KINDS["provider"].schema(), provider)
-    yield FileTable("Pool in a provider file", POOL_FIELDS, {}, (("howto/money.md", "field of `pool`"),))
+    yield FileTable("Pool in a provider file", POOL_FIELDS, {}, (("reference/money.md", "field of `pool`"),))
     yield FileTable("Member of a pool", (*MEMBER_FIELDS, *KEY_FIELDS), {}, member)
     yield FileTable("Profile", PROFILE_FIELDS, {}, (("reference/outbound.md", "field of a profile"),))
     yield FileTable(
@@ -233,8 +233,8 @@ def file_tables() -> Iterator[FileTable]:
     )
     places = (("reference/inbound.md", "in a category"), limits)
     yield FileTable("Inbound file: a category", tuple(dict.fromkeys(CATEGORY_FIELDS)), category, places)
-    yield FileTable("Egress file", EGRESS_FIELDS, egress, (("howto/egress.md", "field of the egress"),))
-    yield FileTable("Egress file: a caller", CALLER_FIELDS, callers, (("howto/egress.md", "field of a caller"),))
+    yield FileTable("Egress file", EGRESS_FIELDS, egress, (("reference/egress.md", "field of the egress"),))
+    yield FileTable("Egress file: a caller", CALLER_FIELDS, callers, (("reference/egress.md", "field of a caller"),))
 
 
 def store_tables() -> Iterator[FileTable]:
@@ -347,7 +347,7 @@ def metrics_page() -> str:
 
 def headers_page() -> str:
     """Write the header fields that tidegate sends and reads."""
-    gateway = [("howto/egress.md", "header field of a re"), ("howto/egress.md", "header field of a response")]
+    gateway = [("reference/egress.md", "header field of a re"), ("reference/egress.md", "header field of a response")]
     own = [value for name, value in sorted(vars(messages).items()) if str(value).startswith("X-Tidegate-")]
     described = {name for page, first in gateway for row in rows_of(page, first) for name in row.names}
     sent = [
@@ -383,7 +383,7 @@ def headers_page() -> str:
                 code(name),
                 meaning_of(name, gateway)
                 if name in described
-                else "a remark, such as what a tunnel hides ([guide](../howto/egress.md#where-a-request-goes))",
+                else "a remark, such as what a tunnel hides ([guide](egress.md#what-is-refused))",
             ]
             for name in own
         ],
@@ -519,7 +519,7 @@ def errors_page() -> str:
             ["type", "status", "meaning"],
             [[code(kind), str(status), plain(title)] for kind, (status, title) in PROBLEM_KINDS.items()],
         ),
-        "The gateway's are in the [guide](../howto/egress.md#header-fields-and-errors).",
+        "The gateway's are in the [guide](egress.md#header-fields-and-errors).",
         "",
         "## Exit codes of commands",
         "",

@@ -22,7 +22,7 @@ FILES = {
     "service": "policies: {api: 100/1m}\nlisten: 127.0.0.1:8080\n",
     "provider": "domain: financialmodelingprep.com\nlimit: 300\nperiod: 1m\napi_key: hunter2\n",
     "profile": "output: {bounds: [limit]}\nusage: {at: [meta], output: out}\ncounts: {tokens: [output]}\n",
-    "prices": "date: '2026-11-01'\nmodels: {gpt-4o*: {input: 2.50, output: 10}, painter: {image: 0.04}}\n",
+    "prices": "date: '2026-11-01'\nmodels: {gpt-4o*: {input: 2.50, output: 10}, painter: {kinds: {image: 0.04}}}\n",
     "source": "name: fmp-aapl-prices\nurl: https://financialmodelingprep.com/api/v3/historical-price-full/AAPL\n",
     "inbound": (
         "rate_limiting:\n  enabled: true\n  categories:\n    expensive: {limit: 5, window_minutes: 60}\n"

@@ -72,8 +72,8 @@ def test_the_reference_has_every_setting():
 
 
 def test_a_setting_that_no_guide_describes_is_an_error():
-    with pytest.raises(SystemExit, match=r"^howto/egress\.md: no table describes the setting 'made_up'"):
-        site_reference.meaning_of("made_up", [("howto/egress.md", "field of the egress")])
+    with pytest.raises(SystemExit, match=r"^reference/egress\.md: no table describes the setting 'made_up'"):
+        site_reference.meaning_of("made_up", [("reference/egress.md", "field of the egress")])
 
 
 def test_the_reference_has_every_metric_with_its_labels():

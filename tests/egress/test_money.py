@@ -119,7 +119,11 @@ async def test_the_money_of_a_shared_ceiling_is_part_of_the_reserved_cost(upstre
 
 async def test_the_images_that_a_form_asks_for_are_paid(upstream):
     form = b'--b\r\nContent-Disposition: form-data; name="n"\r\n\r\n3\r\n--b--\r\n'
-    fields = {"profile": "openai", "price": {**PRICES, "default": {"image": 0.04}}, "limits": ["0.2/day unit=usd"]}
+    fields = {
+        "profile": "openai",
+        "price": {**PRICES, "default": {"kinds": {"image": 0.04}}},
+        "limits": ["0.2/day unit=usd"],
+    }
     fields["strict"] = True
     settings = {"callers": {"a": {"token": TOKEN}}, "max_metered_body": 1024}
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Tidegate-Timeout": "0"}

@@ -16,7 +16,7 @@ from tidegate.outbound._quota.form_body import MAX_HEADER_LENGTH, MAX_PARTS, rea
 
 PATH = "/v1/images/edits"
 FORM = {"content-type": "multipart/form-data; boundary=b"}
-PRICES = {"date": "2026-11-01", "default": {"image": 0.04}}
+PRICES = {"date": "2026-11-01", "default": {"kinds": {"image": 0.04}}}
 
 
 def providers(domain="127.0.0.1", limit="1/day unit=usd name=money"):

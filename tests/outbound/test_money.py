@@ -20,7 +20,7 @@ PRICES = {
     "models": {
         "m": {"input": 1, "cached": 0.1, "output": 5},
         "search": {"input": 1, "output": 5, "request": 0.0005},
-        "painter": {"image": 0.04},
+        "painter": {"kinds": {"image": 0.04}},
     },
 }
 START = 1_767_225_600  # 2026-01-01 00:00 UTC
@@ -200,12 +200,12 @@ def test_a_price_per_image_says_nothing_about_other_calls(store):
     with Client(store, usage(100, 30), price={**PRICES, "default": {"input": 2, "output": 3}}) as client:
         assert client.ask("painter")[1] == 290  # the default price fits
     only_images = pytest.raises(ResourceUnknown, match="the default price is per image only")
-    with Client(store, {}, price={**PRICES, "default": {"image": 1}}) as client, only_images:
+    with Client(store, {}, price={**PRICES, "default": {"kinds": {"image": 1}}}) as client, only_images:
         client.ask("other")
 
 
 def test_what_is_free_has_a_price_of_0(store):
-    models = {"free": {"input": 0, "output": 0}, "unpriced": {"request": 0}, "drawing": {"image": 0}}
+    models = {"free": {"input": 0, "output": 0}, "unpriced": {"request": 0}, "drawing": {"kinds": {"image": 0}}}
     with Client(store, usage(100, 30), price={**PRICES, "models": models}) as client:
         assert (client.ask("free"), client.ask("unpriced")) == ((0, 0), (0, 0))
         assert client.ask("drawing", "https://api.test/v1/images/generations") == (0, 0)

@@ -8,9 +8,11 @@ import pytest
 from tests.cases import cases
 from tidegate import ConfigError, Limit
 from tidegate.errors import ResourceUnknown
+from tidegate.outbound import OutboundRequest, Providers
 from tidegate.outbound._providers.file import read_provider
 from tidegate.outbound._providers.prices import ModelPrice, read_prices, usage_cost
 from tidegate.outbound._providers.profile_file import shipped_profile
+from tidegate.outbound._quota.cost import read_call
 
 BAD_PRICES = sorted((Path(__file__).parent / "bad_prices").glob("*.yaml"))
 PRICES = {
@@ -18,7 +20,7 @@ PRICES = {
     "models": {
         "mini": {"input": 0.15, "cached": 0.075, "output": 0.6},
         "big*": {"input": 2.5, "cached": 1.25, "cache_write": 3.125, "output": 10, "request": 0.01},
-        "painter": {"image": 0.04},
+        "painter": {"kinds": {"image": 0.04}},
     },
 }
 
@@ -47,7 +49,7 @@ def test_prices_are_exact_integers():
         "usd_micros", 150_000, 75_000, 150_000, 600_000, audio=150_000, audio_output=600_000
     )
     assert found.find("big-2026").request == 10_000
-    assert found.find("painter").fee(3) == 120_000
+    assert found.find("painter", "image").fee("image", 3) == 120_000
 
 
 @pytest.mark.parametrize("amount", [0.00005, 0.000001, 0.1])
@@ -177,3 +179,20 @@ def test_a_file_that_does_not_exist(tmp_path):
     path.write_text("domain: a.test\nprofile: openai\nlimits: [5/1m]\nprice: none.yaml\n")
     with pytest.raises(ConfigError, match=r"a\.yaml:4: price: cannot read .*none\.yaml: there is no such file"):
         read_provider(path)
+
+
+def test_a_profile_names_kinds_of_calls_that_have_a_price_of_their_own(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "usage: {at: [usage], input: [in], output: [out]}\ncounts: {tokens: [input, output]}\n"
+        "endpoints:\n  - {path: '*/search', output: no, priced: search}\n"
+        "  - {path: '*/rank', output: no, priced: {page: pages}}\n"
+    )
+    prices = {"date": "2026-11-01", "default": {"kinds": {"search": 0.01, "page": 0.002}, "input": 0, "output": 0}}
+    (provider,) = Providers.of(
+        {"domain": "x.test", "profile": str(tmp_path / "mine.yaml"), "price": prices, "limits": ["1/day unit=usd"]}
+    )
+    costs = {}
+    for path, body in (("/v1/search", b'{"q": "a"}'), ("/v1/rank", b'{"pages": 3}'), ("/v1/other", b"{}")):
+        call = OutboundRequest("POST", f"https://x.test{path}", {}.get, lambda body=body: body, True, lambda _: False)
+        costs[path] = read_call(provider, call).fee
+    assert costs == {"/v1/search": 10_000, "/v1/rank": 6_000, "/v1/other": 0}

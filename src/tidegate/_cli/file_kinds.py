@@ -26,7 +26,7 @@ from tidegate.budget._storage.settlements import check_storage, locate_storage_e
 from tidegate.egress._settings import EGRESS_FIELDS, load_egress
 from tidegate.inbound._rules.config import SECTION_FIELDS, load_rules
 from tidegate.outbound._providers.file import LIMIT_FIELDS, PROVIDER_FIELDS, read_provider
-from tidegate.outbound._providers.prices import CALL_PRICES, PRICES_FIELDS, TOKEN_PRICES, read_prices
+from tidegate.outbound._providers.prices import PRICES_FIELDS, TOKEN_PRICES, read_prices
 from tidegate.outbound._providers.profile_file import NO_PROFILES, PROFILE_FIELDS, read_profile
 from tidegate.service._config.schema import schema as service_schema
 from tidegate.service._config.settings import OPTIONS, SECTIONS, load_settings
@@ -102,7 +102,7 @@ def check_prices(file: str) -> tuple[list[str], dict[str, object]]:
     names = [*(name for name, _ in prices.models), *(["default"] if prices.default is not None else [])]
     for name, price in (*prices.models, *([("default", prices.default)] if prices.default is not None else [])):
         usual = {"cached": price.input, "cache_write": price.input, "audio": price.input, "audio_output": price.output}
-        amounts = {part: getattr(price, part) for part in (*TOKEN_PRICES, *CALL_PRICES)}
+        amounts = {part: getattr(price, part) for part in (*TOKEN_PRICES, "request")} | dict(price.kinds)
         listed = [
             f"{part} {format_amount(amount, price.unit)}"
             for part, amount in amounts.items()

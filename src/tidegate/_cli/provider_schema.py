@@ -318,8 +318,8 @@ def provider_object() -> JsonSchema:
 def prices_object() -> JsonSchema:
     """Describe a file of prices, or the field `price` of a provider."""
     both = {name: ["input", "output"] for name in TOKEN_PRICES}
-    names = (*TOKEN_PRICES, *CALL_PRICES)
-    price = closed({name: amount(minimum=0) for name in names}, minProperties=1, dependentRequired=both)
+    fields = {name: amount(minimum=0) for name in (*TOKEN_PRICES, *CALL_PRICES)} | {"kinds": mapping(amount(minimum=0))}
+    price = closed(fields, minProperties=1, dependentRequired=both)
     when_valid = "when the prices were valid, such as 2026-11-01"
     own: dict[str, JsonSchema] = {
         "date": {"type": ["string", "integer"], "pattern": whole(DATE), "description": when_valid},

@@ -112,6 +112,12 @@ class HttpxLibrary:
             request = self.with_readable_coding(request)
         return request
 
+    def _copy(self, request: Any, url: Any, headers: Any, stream: Any = None) -> Any:  # noqa: ANN401 - of either library
+        """Return a copy of a request with another URL, header fields, and perhaps body."""
+        return self._module.Request(
+            request.method, url, headers=headers, stream=stream or request.stream, extensions=request.extensions
+        )
+
     def with_key(self, request: Any, added: AddedKey | None) -> Any:  # noqa: ANN401 - of either library
         """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
         if added is None:
@@ -124,9 +130,7 @@ class HttpxLibrary:
             headers[location.name] = key
         else:
             url = url.copy_merge_params({location.name: key})
-        return self._module.Request(
-            request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
-        )
+        return self._copy(request, url, headers)
 
     def with_url(self, request: Any, url: str | None) -> Any:  # noqa: ANN401 - of either library
         """Return a copy of the request to another URL, if one is given: that of a member of a pool."""
@@ -134,9 +138,7 @@ class HttpxLibrary:
             return request
         headers = request.headers.copy()
         headers["host"] = self._module.URL(url).netloc.decode("ascii")
-        return self._module.Request(
-            request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
-        )
+        return self._copy(request, url, headers)
 
     def with_body(self, request: Any, body: bytes | None) -> Any:  # noqa: ANN401 - of either library
         """Return a copy of the request with another body, if one is given."""
@@ -144,10 +146,7 @@ class HttpxLibrary:
             return request
         headers = request.headers.copy()
         headers["content-length"] = str(len(body))
-        stream = self._module.ByteStream(body)
-        return self._module.Request(
-            request.method, request.url, headers=headers, stream=stream, extensions=request.extensions
-        )
+        return self._copy(request, request.url, headers, self._module.ByteStream(body))
 
     def with_readable_coding(self, request: Any) -> Any:  # noqa: ANN401 - of either library
         """Return a copy of the request that accepts only codings whose usage can be read, unless it does already."""
@@ -156,9 +155,7 @@ class HttpxLibrary:
             return request
         headers = request.headers.copy()
         headers["accept-encoding"] = ACCEPT_ENCODING
-        return self._module.Request(
-            request.method, request.url, headers=headers, stream=request.stream, extensions=request.extensions
-        )
+        return self._copy(request, request.url, headers)
 
     def read_refusal(self, response: Any, clock: Clock) -> bytes:  # noqa: ANN401 - of either library
         """Read the start of the body of a refusal; the client can still read all of it."""

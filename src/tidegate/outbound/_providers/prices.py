@@ -5,7 +5,7 @@
     models:                           # per million tokens; the first pattern that matches applies
       gpt-4o-mini: {input: 0.15, cached: 0.075, output: 0.60}
       gpt-4o*: {input: 2.50, cached: 1.25, output: 10}
-      dall-e-3: {image: 0.04}         # per image; also `request`, per request
+      dall-e-3: {kinds: {image: 0.04}}    # per image; the profile says which calls are of a kind
     default: {input: 15, output: 60}  # for other models; without it, their calls are refused
 
 Amounts are integers: millionths of the currency (`usd_micros`). A price per million tokens is therefore an integer
@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate._policy.config_value import ConfigValue, load
 from tidegate._policy.units import MICROS, MILLION
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 DEFAULT_CURRENCY: Final = "usd"
 CURRENCY = re.compile(r"[a-z]{3}")
 TOKEN_PRICES: Final = ("input", "cached", "cache_write", "output", "audio", "audio_output")
-CALL_PRICES: Final = ("request", "image")
+CALL_PRICES: Final = ("request", "kinds")
 PRICES_FIELDS: Final = ("date", "currency", "models", "default")
 
 
 class ModelPrice(NamedTuple):
-    """The price of a model: micros per million tokens, and micros per request and image.
+    """The price of a model: micros per million tokens, per request, and per unit of a kind of call, such as an image.
 
     `cached` is the price of input that the provider read from its cache, `cache_write` of input that it wrote there.
-    `audio` is the price of audio input, `audio_output` of audio output. `per_image_only`: the file has no other price
-    for the model, so the cost of calls that request no images is unknown.
+    `audio` is the price of audio input, `audio_output` of audio output. `only_kinds`: the file has no other price for
+    the model, so the cost of calls of other kinds is unknown.
     """
 
     unit: str
@@ -53,10 +53,10 @@ class ModelPrice(NamedTuple):
     cache_write: int = 0
     output: int = 0
     request: int = 0
-    image: int = 0
+    kinds: tuple[tuple[str, int], ...] = ()
     audio: int = 0
     audio_output: int = 0
-    per_image_only: bool = False
+    only_kinds: bool = False
 
     def estimate(self, input_tokens: int, output_tokens: int) -> int:
         """Return the most that this many tokens can cost, whatever part of them is cached or audio."""
@@ -70,16 +70,16 @@ class ModelPrice(NamedTuple):
 
     def rank(self) -> tuple[int, int, int]:
         """Return what distinguishes a dearer price from a cheaper one."""
-        return self.estimate(MILLION, MILLION), self.image, self.request
+        return self.estimate(MILLION, MILLION), max((each for _, each in self.kinds), default=0), self.request
 
     @property
     def saves_by_cache(self) -> bool:
         """Whether input that is read from a cache is cheaper."""
         return self.cached < self.input
 
-    def fee(self, images: int = 0) -> int:
-        """Return what a request costs apart from its tokens."""
-        return min(MAX_INTEGER, self.request + self.image * images)
+    def fee(self, kind: str = "", amount: int = 0) -> int:
+        """Return what a request costs apart from its tokens; `amount` is how many of a kind it asks for."""
+        return min(MAX_INTEGER, self.request + dict(self.kinds).get(kind, 0) * amount)
 
     def output_within(self, amount: int, input_tokens: int) -> int:
         """Return how many tokens of output this amount pays for, after the input."""
@@ -122,8 +122,8 @@ class Prices:
         """The unit that amounts are counted in, such as `usd_micros`."""
         return self.currency + MICROS
 
-    def find(self, model: str | None, *, has_images: bool = True) -> ModelPrice:
-        """Return the price of a model; `has_images` is whether the call requests images.
+    def find(self, model: str | None, kind: str = "") -> ModelPrice:
+        """Return the price of a model for calls of a kind, such as `image`.
 
         Raises ResourceUnknown if neither the model nor the default has a price for such a call.
         """
@@ -134,7 +134,7 @@ class Prices:
                     listed = price
                     break
         for found in (listed, self.default):
-            if found is not None and (has_images or not found.per_image_only):
+            if found is not None and (not found.only_kinds or kind in dict(found.kinds)):
                 return found
         raise ResourceUnknown(f"{self.file or 'the prices'}: {self._unknown(model, listed)}")
 
@@ -142,7 +142,8 @@ class Prices:
         """Return why the price of a call is unknown; `listed` is the price of its model, which does not fit."""
         if listed is not None or self.default is not None:
             whose = "the default price" if listed is None else f"the price of the model {model!r}"
-            unknown = f"{whose} is per image only, so the cost of a call that requests no images is unknown"
+            kinds = ", ".join(name for name, _ in (listed or self.default or ModelPrice("")).kinds)
+            unknown = f"{whose} is per {kinds} only, so the cost of another kind of call is unknown"
             return f"{unknown}: add input and output, or request; write 0 for what is free"
         if model is None:
             unknown = "a request names no model, so its price is unknown"
@@ -199,7 +200,9 @@ def _date(setting: ConfigValue) -> date:
 def _price(setting: ConfigValue, unit: str) -> ModelPrice:
     """Read `{input: 2.50, cached: 1.25, output: 10, request: 0.01}`; write 0 for what is free."""
     fields = setting.fields(*TOKEN_PRICES, *CALL_PRICES)
-    found = {name: entry.millionths() for name, entry in fields.items()}
+    found: dict[str, Any] = {name: entry.millionths() for name, entry in fields.items() if name != "kinds"}
+    if "kinds" in fields:
+        found["kinds"] = tuple((kind, entry.millionths()) for kind, entry in fields["kinds"].entries().items())
     if not found:
         raise setting.error("needs a price, such as {input: 2.50, output: 10} per million tokens")
     for needed in ("input", "output"):
@@ -207,4 +210,4 @@ def _price(setting: ConfigValue, unit: str) -> ModelPrice:
             raise setting.error(f"needs the price of {needed} too; write {needed}: 0 if there is none")
     whole, output = found.get("input", 0), found.get("output", 0)
     usual = {"cached": whole, "cache_write": whole, "audio": whole, "audio_output": output}
-    return ModelPrice(unit, **{**usual, **found}, per_image_only=found.keys() == {"image"})
+    return ModelPrice(unit, **{**usual, **found}, only_kinds=found.keys() == {"kinds"})

@@ -70,7 +70,8 @@ class ProfileEndpoint(NamedTuple):
     has_output: bool = True
     counted: bool = True
     bound: FieldPath = ()  # the field that bounds the output, if a request sets none
-    images: FieldPath = ()  # the field that says how many images are requested, if the output is images
+    kind: str = ""  # of calls that have a price of their own, such as `image`
+    amount: FieldPath = ()  # the field that says how many of these are requested; else one
     streams: str | None = None  # the query with which every output is streamed as events, such as `alt=sse`
     media: str = ""  # what a body that is not JSON contains, such as the audio file of a form
 

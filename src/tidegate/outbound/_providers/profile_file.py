@@ -318,9 +318,22 @@ def _document(setting: ConfigValue) -> Any:  # noqa: ANN401 - any JSON value
         return setting.string()
 
 
+def _kind(setting: ConfigValue | None) -> tuple[str, FieldPath]:
+    """Read `priced: search`, or `{image: n}`: the field that says how many are requested."""
+    if setting is None:
+        return "", ()
+    if not setting.is_mapping:
+        return setting.string(), ()
+    entries = setting.entries()
+    if len(entries) != 1:
+        raise setting.error("expected one kind and the field with its number, such as {image: n}")
+    ((kind, field),) = entries.items()
+    return kind, _path(field)
+
+
 def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
     """Read `{path: /v1/embeddings, output: no}`."""
-    fields = setting.fields("path", "output", "counted", "bound", "images", "streams", "media")
+    fields = setting.fields("path", "output", "counted", "bound", "priced", "streams", "media")
     if "path" not in fields:
         raise setting.error("needs a path, such as {path: /v1/embeddings, output: no}")
     path = fields["path"].string()
@@ -331,7 +344,7 @@ def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
         fields["output"].boolean() if "output" in fields else True,
         fields["counted"].boolean() if "counted" in fields else True,
         _path(fields["bound"]) if "bound" in fields else (),
-        _path(fields["images"]) if "images" in fields else (),
+        *_kind(fields.get("priced")),
         fields["streams"].string() if "streams" in fields else None,
         fields["media"].string() if "media" in fields else "",
     )

@@ -144,7 +144,7 @@ def read_call(provider: Provider, call: OutboundRequest, model: str | None = Non
     if body and not request.document and (coding := call.header("content-encoding")):
         body = decoded(body, coding)
         request = read_request(provider.counting, call.url, body)
-    if request.images and not request.document and (form := body or call.form()):
+    if request.endpoint.amount and not request.document and (form := body or call.form()):
         request = request.with_form(form)
     if not request.document and not is_understood(call, request, body):
         request = request._replace(readable=False)
@@ -158,15 +158,15 @@ def read_call(provider: Provider, call: OutboundRequest, model: str | None = Non
     named = provider.resolve_model(model or request.model)
     if provider.prices is not None and request.endpoint.counted and method not in FREE_METHODS:
         others = () if model is not None else map(provider.resolve_model, request.other_models)
-        has_images = bool(request.endpoint.images)
-        prices = [provider.prices.find(each, has_images=has_images) for each in (named, *others)]
+        kind = request.endpoint.kind
+        prices = [provider.prices.find(each, kind) for each in (named, *others)]
         return request._replace(model=named, price=max(prices, key=ModelPrice.rank))
     return request if named == request.model else request._replace(model=named)
 
 
 def is_understood(call: OutboundRequest, request: RequestTokens, body: bytes | None) -> bool:
     """Return whether a request without a JSON object says what it may cost: it has no body, or a form with a file."""
-    if call.is_permit or not request.endpoint.counted or request.endpoint.media or request.endpoint.images:
+    if call.is_permit or not request.endpoint.counted or request.endpoint.media or request.endpoint.amount:
         return True
     if body is None:
         return call.replays

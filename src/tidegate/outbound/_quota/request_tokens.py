@@ -48,11 +48,12 @@ class RequestTokens(NamedTuple):
 
     `text_length` is its length in bytes without media, `fixed` the estimated tokens of media and tools. `bound` is how
     long one output may become, `stated` whether the request says so (else it is the profile's default), `times` is how
-    many outputs it requests. `price` is that of its model, if the provider has prices; `images` is how many images it
-    requests. `streams` is whether the output is streamed as events. `other_models` are further readings of its path.
-    `unbounded` names what it uses that is not in it and has no cost; `unreported` is whether its response does not
-    report its usage, `hidden` the name of a path or connection of that kind. `given_tokens` and `given_money` are what
-    the provider file says that these cost. `readable` is whether its body was understood.
+    many outputs it requests. `price` is that of its model, if the provider has prices; `amount` is how many images, or
+    others of the kind of its endpoint, it requests. `streams` is whether the output is streamed as events.
+    `other_models` are further readings of its path. `unbounded` names what it uses that is not in it and has no cost;
+    `unreported` is whether its response does not report its usage, `hidden` the name of a path or connection of that
+    kind. `given_tokens` and `given_money` are what the provider file says that these cost. `readable` is whether its
+    body was understood.
     """
 
     profile: Profile
@@ -65,7 +66,7 @@ class RequestTokens(NamedTuple):
     stated: bool
     times: int
     price: ModelPrice | None = None
-    images: int = 0
+    amount: int = 0
     streams: bool = False
     other_models: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
@@ -88,7 +89,11 @@ class RequestTokens(NamedTuple):
     @property
     def fee(self) -> int:
         """What the request costs apart from its tokens, in micros."""
-        return 0 if self.price is None else min(MAX_INTEGER, self.price.fee(self.images) + self.given_money)
+        return (
+            0
+            if self.price is None
+            else min(MAX_INTEGER, self.price.fee(self.endpoint.kind, self.amount) + self.given_money)
+        )
 
     def estimate_input(self, learned: int | None = None, tokenizer: Tokenizer | None = None) -> int:
         """Estimate the tokens of the input: by the tokenizer, by what was learned, or by its length."""
@@ -107,8 +112,8 @@ class RequestTokens(NamedTuple):
         return self.fixed + self.text_length if self.endpoint.counted else self.given_tokens
 
     def with_form(self, form: bytes) -> RequestTokens:
-        """Return the request with the number of images that a form asks for."""
-        return self._replace(images=max(1, _stated_count(read_number(form, self.endpoint.images[-1])) or 1))
+        """Return the request with the number of images, or others of its kind, that a form asks for."""
+        return self._replace(amount=max(1, _stated_count(read_number(form, self.endpoint.amount[-1])) or 1))
 
     @property
     def can_be_clamped(self) -> bool:
@@ -139,7 +144,9 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
     stated = bound is not None
     if bound is None:
         bound = profile.default_output
-    images = max(1, _largest_at(document, (endpoint.images,)) or 1) if endpoint.images else 0
+    amount = (
+        max(1, (_largest_at(document, (endpoint.amount,)) if endpoint.amount else None) or 1) if endpoint.kind else 0
+    )
     if not endpoint.has_output or not endpoint.counted:
         bound, times, stated = 0, 1, True
     length, fixed = len(body or b""), 0
@@ -153,7 +160,7 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
     names = [model[:MAX_MODEL_LENGTH] for model in models]
     name = names[0] if names else None
     streams = document.get("stream") is True or (endpoint.streams is not None and endpoint.streams in _query(url))
-    found = RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times, None, images, streams)
+    found = RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times, None, amount, streams)
     if len(names) > 1:
         found = found._replace(other_models=tuple(names[1:]))
     unbounded = find_unbounded(profile, document, body) if body and document else ()

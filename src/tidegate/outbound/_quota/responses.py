@@ -17,7 +17,6 @@ from tidegate.outbound._capacity.learning import (
     effective_status,
     required_wait,
 )
-from tidegate.outbound._capacity.retry import IDEMPOTENT_METHODS, retry_pause
 from tidegate.outbound._providers.provider import REQUESTS_UNIT
 from tidegate.outbound._quota.charge import quiet_flow
 from tidegate.outbound._quota.exchange import has_rate_limit_headers
@@ -46,6 +45,11 @@ REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
 UNAUTHORIZED: Final = 401
 REJECTED_STATUSES: Final = (UNAUTHORIZED, FORBIDDEN)  # of a request whose key is invalid, or may not send it
 FIRST_ERROR_STATUS: Final = 400
+# Sent twice, they have the same effect as sent once.
+IDEMPOTENT_METHODS: Final = ("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE")
+FIRST_PAUSE: Final = 250_000  # microseconds, the average of the first pause; it doubles
+MAX_PAUSE: Final = 30 * SECOND
+
 COUNTER_NAMES: Final = (
     "sent",
     "unlimited",
@@ -308,3 +312,15 @@ def recharged_flow(charge: Charge) -> CallFlow[Any]:
     """Wait until a charge is made again, if that has begun: settling it meanwhile would correct the first charge."""
     if charge.recharging is not None:
         yield from suppress_errors_flow(partial(asyncio.shield, charge.recharging))
+
+
+def retry_pause(retries: Retries, attempt: int, spent: int, retry_after: float | None, jitter: float) -> int | None:
+    """Return how many microseconds after Retry-After to retry; None: do not retry.
+
+    `spent` microseconds have passed since the first attempt, `jitter` is a random number below 1.
+    """
+    if attempt > retries.max_retries:
+        return None
+    pause = round(jitter * 2 * min(MAX_PAUSE, FIRST_PAUSE << (attempt - 1)))
+    wait = 0 if retry_after is None else round(retry_after * SECOND)
+    return pause if spent + wait + pause <= retries.within * SECOND else None
