@@ -85,7 +85,7 @@ async def measure(nats: str, store: str | None, recovery: Recovery, options: arg
             bus = stack.enter_context(open_bus(nats))
             limiter = AsyncSwarmLimiter(
                 bus,
-                f"agent-{number}",
+                agent_id=f"agent-{number}",
                 namespace=f"bench-{recovery}-{'own' if store is None else 'shared'}",
                 recovery=recovery,
                 recovery_interval=options.interval,

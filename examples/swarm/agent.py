@@ -28,7 +28,7 @@ def main(bus_url: str, url: str, name: str, calls: int, recovery: Recovery) -> N
     with (
         open_bus(bus_url) as bus,
         SwarmLimiter(
-            bus, name, namespace=f"example-{recovery}", recovery=recovery, recovery_interval=0.5, cooldown=0.5
+            bus, agent_id=name, namespace=f"example-{recovery}", recovery=recovery, recovery_interval=0.5, cooldown=0.5
         ) as limiter,
     ):
         bus.wait(20)
