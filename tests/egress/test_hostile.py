@@ -140,12 +140,12 @@ async def test_a_provider_that_drips_its_head_or_says_nothing_times_out(upstream
 async def test_a_call_that_takes_too_long_is_ended(upstream):
     async def drip(_reader, writer):
         writer.write(HEAD + b"Content-Length: 1000\r\n\r\n")
-        while True:
+        while not writer.transport.is_closing():
             writer.write(b"a")
             await asyncio.sleep(0.02)
 
-    async def silent(_reader, _writer):
-        await asyncio.Event().wait()
+    async def silent(reader, _writer):
+        await reader.read()  # the request, then nothing until the gateway closes the connection
 
     async with running(upstream.url, {"whole_timeout": 0.5}) as gateway:
         upstream.script = silent
