@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, Unpack
 
 from tidegate._limiter.limiter import Limiter
 from tidegate._policy import Policy
@@ -33,9 +33,18 @@ if TYPE_CHECKING:
     from tidegate.inbound._rules import extra_limits
     from tidegate.stores import Store
 
-__all__ = ["Limits", "limit"]
+__all__ = ["FunctionOptions", "Limits", "limit"]
 
 FUNCTION_STACK: Final = "__tidegate_function_limits__"
+
+
+class FunctionOptions(TypedDict, total=False):
+    """The options of `limit(…)`."""
+
+    key: Key | Callable[..., Key]
+    cost: Cost | Callable[..., Cost]
+    scope: str | None
+    name: str | None
 
 
 class Limits:
@@ -49,17 +58,9 @@ class Limits:
         self.store: Store = self._opened.store
         self.clock: Clock | None = clock
 
-    def limit(
-        self,
-        limits: extra_limits.OneOrMoreLimits,
-        *,
-        key: Key | Callable[..., Key] = "all",
-        cost: Cost | Callable[..., Cost] = 1,
-        scope: str | None = None,
-        name: str | None = None,
-    ) -> limit:
+    def limit(self, limits: extra_limits.OneOrMoreLimits, **options: Unpack[FunctionOptions]) -> limit:
         """Return a limit that counts here; the options are those of `limit(…)`."""
-        made = limit(limits, key=key, cost=cost, scope=scope, name=name)
+        made = limit(limits, **options)
         made.owner = self
         return made
 

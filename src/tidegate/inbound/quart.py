@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from tidegate._runtime.flow import run_async
 from tidegate.errors import ConfigError
@@ -20,14 +20,13 @@ from tidegate.inbound._limiting.limited_call import (
 )
 from tidegate.inbound._limiting.limited_functions import exempt
 from tidegate.inbound._limiting.native_requests import ScopeRequests
-from tidegate.inbound._limiting.werkzeug_routes import add_limit, add_missing_headers, status_of
+from tidegate.inbound._limiting.werkzeug_routes import add_limit, add_missing_headers
 
 try:
     import quart
     from werkzeug.datastructures import Headers
-    from werkzeug.exceptions import HTTPException
 
-    from tidegate.inbound._limiting.werkzeug_denial import RateLimitExceeded
+    from tidegate.inbound._limiting.werkzeug_framework import RateLimitExceeded, WerkzeugFramework
 except ImportError as _error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.quart requires Quart: pip install quart") from _error
 
@@ -41,10 +40,8 @@ __all__ = ["Limits", "RateLimitExceeded", "exempt", "limit"]
 V = TypeVar("V", bound=Callable[..., object] | quart.Blueprint)  # what is limited
 
 
-class QuartFramework(ScopeRequests):
+class QuartFramework(WerkzeugFramework, ScopeRequests):
     """Requests and responses of Quart."""
-
-    request_type: Final = ()  # the request is not an argument
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
         """Return the current request, or the current websocket."""
@@ -67,14 +64,6 @@ class QuartFramework(ScopeRequests):
 
         return response
 
-    def error_response(self, error: Exception) -> HTTPException | None:
-        """Return the exception if it is one that Quart sends as a response."""
-        return error if isinstance(error, HTTPException) else None
-
-    def status(self, response: Any) -> int:  # noqa: ANN401 - as above
-        """Return the status of the result of a view."""
-        return status_of(response)
-
     def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
         """Return the exception for a denied request."""
         del native
@@ -87,10 +76,6 @@ class QuartFramework(ScopeRequests):
 
         made: Any = self.make_response(response)
         return RateLimitExceeded(response, decision, made)
-
-    def deny_call(self, response: responses.response.Response, decision: Decision, native: object) -> NoReturn:
-        """Raise the exception, which the error handlers of the application see."""
-        raise self.make_error(response, decision, native)
 
 
 FRAMEWORK: Final = QuartFramework()
