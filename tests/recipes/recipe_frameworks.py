@@ -155,8 +155,9 @@ async def test_openai_agents_are_charged():
 async def test_openai_agents_are_stopped_before_the_call():
     ask = (await example("framework-openai-agents"))["ask"]
     error, usage = await ask(QUESTION, openai_model(calls_tool(1), calls_tool(2), said("never")))
-    assert isinstance(error, RunDenied)
-    assert error.limit == "tool:search-run"
+    denied = error.__cause__  # the SDK raises a UserError for an error of a tool
+    assert isinstance(denied, RunDenied)
+    assert denied.limit == "tool:search-run"
     assert usage.used["tool:search"] == 1
 
 

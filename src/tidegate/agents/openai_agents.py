@@ -3,7 +3,7 @@
     await Runner.run(triage, question, hooks=RunBudgetHooks(run, estimate={"tokens": 4_000}))
 
 Each agent of a run of the SDK is a node with its name, below the current run. A denial, `RunDenied`, ends the run of
-the SDK before the call is sent.
+the SDK before the call is sent; that of a tool is the cause (`__cause__`) of the SDK's `UserError`.
 """
 
 from __future__ import annotations

@@ -71,9 +71,7 @@ class _Exchange:
     async def finish(self, response: Any) -> None:  # noqa: ANN401 - as above
         """Settle the permit."""
         if not self._response.done():
-            headers = {
-                name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers.to_tuple_list()
-            }
+            headers = response.headers.to_tuple_list()
             self._response.set_result(ProviderResponse(response.status, headers, lambda: None, response))
             await self._task
 
@@ -91,6 +89,7 @@ class RateLimitMiddleware:
         """Use a gate; `timeout` bounds the wait for a permit (None: it waits as long as it takes)."""
         self._gate = gate
         self._timeout = timeout
+        self._waiting: set[_Exchange] = set()  # Scrapy keeps no reference to a request that waits: it would be freed
 
     @classmethod
     def from_crawler(cls, crawler: Any) -> Self:  # noqa: ANN401 - as above
@@ -109,10 +108,13 @@ class RateLimitMiddleware:
         """Wait for the permit of a request; without one in time, the request is ignored."""
         CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), "timeout": self._timeout})
         exchange = _Exchange(self._gate, request)
+        self._waiting.add(exchange)
         try:
             await exchange.wait()
         except Denied as denied:
             raise IgnoreRequest(str(denied)) from denied
+        finally:
+            self._waiting.discard(exchange)
         request.meta[META] = exchange
 
     async def process_response(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - as above
