@@ -1,19 +1,27 @@
 """Suggested limits: what each client needed of an algorithm, and a suggestion that holds when it is replayed."""
 
+import tempfile
+from pathlib import Path
+
+import httpx
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plan.drivers import LOG_FORMAT, Call, write_log
+from tests.plan.drivers import LOG_FORMAT, START, Call, write_log
 from tidegate._cli import main
 from tidegate.core import Limit
 from tidegate.core._decision import acquire
-from tidegate.errors import ConfigError
-from tidegate.plan import ReplayOptions, SuggestOptions, read_spec, replay, suggest
+from tidegate.errors import ConfigError, Denied
+from tidegate.outbound import Providers, request_options
+from tidegate.outbound.httpx import RateLimitTransport
+from tidegate.plan import ReplayOptions, SuggestOptions, read_spec, replay, suggest, to_yaml
 from tidegate.plan._logs.formats import LogOptions
 from tidegate.plan._measure import make_measure, measured_limit
 from tidegate.plan._suggest import choose_quota, round_up
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
 
 OPTIONS = ReplayOptions(LogOptions(log_format=LOG_FORMAT))
 GAPS = st.lists(
@@ -107,6 +115,69 @@ def test_categories_of_a_file_get_limits(log, tmp_path):
     report = suggest([log], SuggestOptions(periods=("1m",)), read_spec([tmp_path / "config.yaml"]), OPTIONS)
     (group,) = report["groups"]
     assert (group["category"], group["endpoints"]) == ("all", ["* /items", "* /users/*"])
+
+
+CALLS = st.lists(
+    st.tuples(st.sampled_from([0, 1, 100, 400, 1000, 3000]), st.sampled_from(["/a", "/big"])), min_size=1, max_size=25
+)
+
+
+def sent_in_time(made, limits, wait):
+    """Return whether a transport sends all calls in time, one after the other."""
+    clock = ManualClock(START / 1000)
+    providers = Providers.of(PROVIDER | {"limits": limits})
+    transport = RateLimitTransport(
+        providers, MemoryStore(clock=clock), httpx.MockTransport(lambda _request: httpx.Response(200))
+    )
+    with httpx.Client(transport=transport) as client:
+        for call in made:
+            late = clock.steady() // 1000 - START - call.at
+            clock.advance(max(0, -late) / 1000)
+            try:
+                with request_options(timeout=max(0, wait - max(0, late) / 1000)):
+                    client.get(call.target)
+            except Denied:
+                return False
+    return True
+
+
+PROVIDER = {"domain": "x.example", "endpoints": [{"path": "/big", "cost": 2}]}
+
+
+@given(CALLS, st.sampled_from([0, 1, 2.5]), st.sampled_from(["sliding_log", "token_bucket"]))
+def test_the_suggested_quota_of_a_provider_is_the_smallest_with_which_a_transport_sends_in_time(asked, wait, algorithm):
+    made, at = [], 0
+    for gap, path in asked:
+        at += gap
+        made.append(Call(at, target=f"https://x.example{path}"))
+    with tempfile.TemporaryDirectory() as folder:
+        log, file = Path(folder, "sent.jsonl"), Path(folder, "provider.yaml")
+        log.write_text("".join(f'{{"ts": {START + call.at}, "url": "{call.target}"}}\n' for call in made))
+        file.write_text(yaml.safe_dump(PROVIDER | {"limits": [f"30/1s {algorithm}"]}))
+        report = suggest([log], SuggestOptions(wait=round(wait * 1e6)), read_spec([file], "provider"))
+    (suggested,) = yaml.safe_load(to_yaml(report))["limits"]
+    assert sent_in_time(made, [suggested], wait)
+    smaller = suggested | {"limit": suggested["limit"] - 1}
+    assert suggested["limit"] <= 2 or not sent_in_time(made, [smaller], wait)
+
+
+def test_limits_of_a_provider_serve_together(tmp_path, capsys):
+    made = [Call(at * 100, target="https://x.example/a") for at in range(60)]
+    (tmp_path / "sent.jsonl").write_text(
+        "".join(f'{{"ts": {START + call.at}, "url": "{call.target}"}}\n' for call in made)
+    )
+    (tmp_path / "provider.yaml").write_text("domain: x.example\nlimits: [3/1s, 100/1m]\nconcurrency: 4\n")
+    arguments = ["--log", str(tmp_path / "sent.jsonl"), "--policy", str(tmp_path / "provider.yaml")]
+    assert main(["plan", "suggest", *arguments, "--wait", "2s"]) == 0
+    text = capsys.readouterr().out
+    assert "# Not measured, keep it: 4/2m concurrency" in text
+    suggested = yaml.safe_load(text)["limits"]
+    assert [each["limit"] for each in suggested] == [8, 60], text
+    assert sent_in_time(made, suggested, 2)
+    assert not sent_in_time(made, ["3/1s", "100/1m"], 2)
+    (tmp_path / "provider.yaml").write_text("domain: x.example\nlimits: [3/1s]\nper: host\n")
+    with pytest.raises(ConfigError, match="has several quotas"):
+        suggest([tmp_path / "sent.jsonl"], None, read_spec([tmp_path / "provider.yaml"], "provider"))
 
 
 def test_standard_input_cannot_be_read_twice():

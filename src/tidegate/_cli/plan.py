@@ -71,7 +71,7 @@ OPTIONS: Final = {
     "retries": ("replay", "simulate"),
     "traffic": ("simulate",),
     "hidden": ("simulate",),
-    "wait": ("simulate",),
+    "wait": ("simulate", "suggest"),
     "log": ("diff", "suggest"),
     "fail_if": ("replay", "diff"),
     "markdown": ("replay", "diff", "simulate"),
@@ -231,7 +231,11 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
         help="clients that wait for Retry-After before they retry; the others retry within a second (default: 100%%)",
     )  # fmt: skip
     group.add_argument(
-        "--wait", type=duration, metavar="TIME", help="callers wait in a queue for so long, instead of being denied"
+        "--wait",
+        type=duration,
+        metavar="TIME",
+        help="simulate: callers wait in a queue for so long, instead of being denied; suggest: how long a call to a "
+        "provider may wait (default: not at all)",
     )
     group.add_argument(
         "--hidden", metavar="LIMIT", help="a limit of the provider on all admitted calls, such as '50/1s sliding_log'"
@@ -306,10 +310,15 @@ def run_suggest(args: argparse.Namespace, options: ReplayOptions) -> Result:
     if not paths:
         raise ConfigError("expected a log, such as: tidegate plan suggest --log access.log", field="--log")
     rules = read_rules(args.policy, args) if args.policy else None
-    if rules is not None and rules.kind != "inbound":
-        raise ConfigError("expected the file of a middleware, whose categories get limits", field="--policy")
+    if rules is not None and rules.kind not in ("inbound", "provider"):
+        message = "expected the file of a middleware, whose categories get limits, or files of providers"
+        raise ConfigError(message, field="--policy")
+    if args.wait and (rules is None or rules.kind != "provider"):
+        raise ConfigError("is for the files of providers: a middleware does not wait", field="--wait")
     periods = args.period or list(SuggestOptions().periods)
-    wanted = SuggestOptions(args.algorithm, periods, args.max_clients, args.max_requests, args.leave_out)
+    wanted = SuggestOptions(
+        args.algorithm, periods, args.max_clients, args.max_requests, args.leave_out, round((args.wait or 0) * SECOND)
+    )
     return suggest(paths, wanted, rules, options), write_suggestion
 
 

@@ -193,7 +193,7 @@ def write_suggestion(report: dict[str, Any], output: Output, top: int) -> None:
     """Write the suggestion as YAML; on a terminal, with the heavy clients and the trade-off below it."""
     output.write_lines(to_yaml(report).rstrip("\n").split("\n"))
     lines = []
-    for group in report["groups"]:
+    for group in report.get("groups", ()):
         if group["heavy"]:
             lines.append(f"# {group['category']}: {', '.join(group['heavy'][:top])} needed more than is suggested")
         for each in group["periods"]:
@@ -206,7 +206,7 @@ def write_suggestion(report: dict[str, Any], output: Output, top: int) -> None:
                 lines.append(
                     f"# {group['category']} per {each['period']}: implied by a shorter one, or the log is too short"
                 )
-    missed = report["goal"]["missed"]
+    missed = report["goal"]["missed"] if "goal" in report else ()
     lines += [f"# more requests are denied than wanted: {', '.join(missed)}"] if missed else []
     output.write_lines([output.clean(line, 160) for line in lines])
 

@@ -16,9 +16,10 @@ from tidegate.plan._diff import Comparison
 from tidegate.plan._logs.files import STANDARD_INPUT, size_of
 from tidegate.plan._logs.formats import LogOptions
 from tidegate.plan._logs.stream import LogStream
+from tidegate.plan._quotas import CallMeasurement, describe_quotas
 from tidegate.plan._replay import Replay, Replays
 from tidegate.plan._report import ClientNames, describe_log, describe_range, describe_replay, show_time
-from tidegate.plan._rules.load import RulesSpec, open_rules
+from tidegate.plan._rules.load import RulesSpec, open_providers, open_rules
 from tidegate.plan._suggest import Measurement, SuggestOptions, describe_group, suggest_limits, to_config
 
 if TYPE_CHECKING:
@@ -141,13 +142,18 @@ def suggest(
     rules: RulesSpec | None = None,
     options: ReplayOptions | None = None,
 ) -> Report:
-    """Suggest limits for the categories of rules, or for the endpoints of logs, and replay them."""
+    """Suggest limits for the categories of rules, or for the endpoints of logs, and replay them.
+
+    With rules of kind provider: the smallest quotas with which no call would have waited too long.
+    """
     wanted, options, paths = wanted or SuggestOptions(), options or ReplayOptions(), list(paths)
     if STANDARD_INPUT in map(str, paths):
         raise ConfigError(
             "cannot be read from standard input, because it is read several times: use a file", field="--log"
         )
     stream = open_logs(paths, options)
+    if rules is not None and rules.kind == "provider":
+        return suggest_for_providers(stream, wanted, rules, options)
     by_policy = rules is not None
     with without_logs():
         opened = open_rules(rules or RulesSpec("limits", limits=ANY_LIMIT))
@@ -161,6 +167,24 @@ def suggest(
         "from": show_time(found.first, options.zone),
         "until": show_time(found.last, options.zone),
         "left_out": {"requests": found.left_out, "clients": len(wanted.left_out)},
+    }
+
+
+def suggest_for_providers(
+    stream: LogStream, wanted: SuggestOptions, rules: RulesSpec, options: ReplayOptions
+) -> Report:
+    """Suggest quotas of providers."""
+    with without_logs():
+        found = CallMeasurement(open_providers(rules))
+        found.run(stream)
+    if not found.found:
+        raise ConfigError("the logs have no calls to these providers", field="--log")
+    return {
+        "wait": wanted.wait / SECOND,
+        "providers": [describe_quotas(each, wanted.wait) for each in found.found.values()],
+        "log": describe_log(stream.summary, options.names),
+        "from": show_time(found.first, options.zone),
+        "until": show_time(found.last, options.zone),
     }
 
 

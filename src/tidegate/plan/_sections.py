@@ -121,6 +121,8 @@ def diff_sections(report: Given, top: int) -> list[Section]:
 
 def suggest_sections(report: Given, top: int) -> list[Section]:
     """Return a suggestion: its trade-off for each category and period."""
+    if "providers" in report:
+        return quota_sections(report)
     denied = report["denied"]
     title = f"Suggested limits would have denied {denied['requests']:,} requests of {denied['clients']:,} clients."
     sections = [Section(title, describe_log(report))]
@@ -145,6 +147,21 @@ def suggest_sections(report: Given, top: int) -> list[Section]:
                 over = Series("clients over the quota, %", [100 * part for _, part in points], "denied")
                 ends = (f"{points[0][0]:,}", f"{points[-1][0]:,} per {each['period']}")
                 sections.append(Section(chart=Chart(f"Quota per {each['period']}", [over], *ends)))
+    return sections
+
+
+def quota_sections(report: Given) -> list[Section]:
+    """Return the suggested quotas of providers."""
+    title = f"The smallest quotas with which no call would have waited longer than {seconds(report['wait'])}"
+    sections = [Section(title, describe_log(report))]
+    for each in report["providers"]:
+        rows = [
+            (limit["limit"], f"{limit['suggested']:,}", *(f"{quota:,}" for _, quota in limit["alone"]))
+            for limit in each["limits"]
+        ]
+        waits = [f"waits up to {wait:g} s" for wait, _ in each["limits"][0]["alone"]] if rows else []
+        head = ("limit", "suggested", *waits)
+        sections.append(Section(each["provider"], f"{each['calls']:,} calls.", head=head, rows=rows))
     return sections
 
 

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.plan._measure import make_measure, measured_limit
+from tidegate.plan._quotas import quotas_to_yaml
 from tidegate.plan._report import quantile_of, share
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class SuggestOptions(NamedTuple):
     max_clients: float = 0.001  # shares, from 0 to 1
     max_requests: float = 0.001
     left_out: Collection[str] = ()  # clients that are not measured
+    wait: int = 0  # microseconds that a call to a provider may wait; the rest is for clients
 
 
 class Group:
@@ -245,7 +247,9 @@ def endpoint_config(endpoint: str) -> dict[str, Any]:
 
 
 def to_yaml(report: Report) -> str:
-    """Return the suggestion as the configuration of a middleware, with its reasons as comments."""
+    """Return the suggestion as the configuration of a middleware or of providers, with its reasons as comments."""
+    if "providers" in report:
+        return quotas_to_yaml(report)
     goal, denied = report["goal"], report["denied"]
     clients, requests = (f"{100 * goal[name]:g} %" for name in ("max_clients", "max_requests"))
     result = f"{denied['requests']:,} requests of {denied['clients']:,} clients denied"

@@ -52,12 +52,17 @@ def open_rules(spec: RulesSpec, *, has_durations: bool = True, shift: int = 0) -
         file = str(spec.file)
         return ServiceRules.load(file, clock, spec.trusted_proxies, has_durations=has_durations, shift=shift)
     if spec.kind == "provider":
-        providers = Providers.load(list(spec.files), (), permissions="ignore")
-        return OutboundRules(providers, clock, has_durations=has_durations)
+        return open_providers(spec, has_durations=has_durations)
     raise ConfigError(
         f"cannot be replayed: expected the file of a middleware, a service or a provider, not of kind {spec.kind}",
         file=str(spec.file),
     )
+
+
+def open_providers(spec: RulesSpec, *, has_durations: bool = True) -> OutboundRules:
+    """Read files of providers."""
+    providers = Providers.load(list(spec.files), (), permissions="ignore")
+    return OutboundRules(providers, ReplayClock(), has_durations=has_durations)
 
 
 def read_spec(given: Sequence[str | Path], kind: str = "inbound", trusted_proxies: Sequence[str] = ()) -> RulesSpec:

@@ -87,22 +87,22 @@ class OutboundSubject:
         """Find the provider."""
         self._rules = rules
         providers = list(rules.providers)
-        self._provider: Provider | None = rules.providers.match(subject.path) if "://" in subject.path else None
+        self.provider: Provider | None = rules.providers.match(subject.path) if "://" in subject.path else None
         if "://" not in subject.path:
             if len(providers) != 1:
                 names = ", ".join(each.name for each in providers)
                 raise ConfigError(f"the log does not say which of the providers {names} a request went to: it needs a "
                                   "column 'url'")  # fmt: skip
-            self._provider = providers[0]
+            self.provider = providers[0]
         self._target: Any = subject.path if "://" in subject.path else providers[0].name
-        self.limited: bool = self._provider is not None
-        self.policies: tuple[str, ...] = () if self._provider is None else (self._provider.title,)
+        self.limited: bool = self.provider is not None
+        self.policies: tuple[str, ...] = () if self.provider is None else (self.provider.title,)
         self.endpoint: str = endpoint_name(*subject, ()) if subject.method else subject.path or str(self._target)
 
     def decide(self, key: object, status: int, duration: int, cost: Cost) -> Outcome:
         """Take permits as `Gate.try_acquire` does."""
         del key, status
-        provider = self._provider
+        provider = self.provider
         if provider is None:
             return UNLIMITED
         given: Cost | None = None if cost == 1 else cost
