@@ -1,4 +1,4 @@
-"""The service over HTTP: a plain ASGI application, without a framework."""
+"""The service over HTTP: its own asyncio protocol on the parser of httptools, and the routes."""
 
 from tidegate.service._http.app import App
 
