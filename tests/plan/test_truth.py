@@ -17,13 +17,16 @@ from tests.plan.drivers import (
     replay_outcomes,
     write_log,
 )
+from tidegate.budget import TaskBudget
 from tidegate.outbound import Providers
 from tidegate.plan._clock import ReplayClock
 from tidegate.plan._logs.formats import LogOptions
+from tidegate.plan._rules.budget import BudgetRules
 from tidegate.plan._rules.inbound import InboundRules
 from tidegate.plan._rules.outbound import OutboundRules
 from tidegate.plan._rules.service import ServiceRules
 from tidegate.service._config.settings import load_settings
+from tidegate.testing import ManualClock
 
 OPTIONS = LogOptions(log_format=LOG_FORMAT)
 RATES = st.sampled_from(["2/1s", "3/2s", "5/10s", "4/1m", "2/500ms"])
@@ -159,3 +162,45 @@ def test_a_replay_decides_what_a_transport_decided(asked, algorithm):
         path.write_text("".join(f'{{"ts": {START + call.at}, "url": "{call.target}"}}\n' for call in made))
         found = replay_outcomes([path], OutboundRules(Providers.of(settings), ReplayClock()), LogOptions())
     assert found == drive_transport(made, Providers.of(settings))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1, 400, 20_000, 60_000, 3_600_000]), st.sampled_from(["small", "large"]),
+                  st.integers(0, 900), st.sampled_from([0, 300, 90_000])),
+        min_size=1, max_size=30,
+    ),
+    st.sampled_from(["rolling", "fixed"]),
+    st.sampled_from([{}, {"concurrency": 2}, {"reserved": {1: 0.5}}]),
+)  # fmt: skip
+def test_a_replay_decides_what_a_budget_decided(asked, strategy, more):
+    settings = {
+        "tiers": {"minute": 4, "day": 12}, "types": {"large": {"hour": 2}, "small": {}},
+        "costs": {"tokens": {"hour": 2000}}, "strategy": strategy, "store": "memory://", **more,
+    }  # fmt: skip
+    clock, ends, expected, lines, at = ManualClock(START / 1000), [], [], [], 0
+    with TaskBudget.from_config(settings, clock=clock) as budget:
+
+        def advance(until):
+            clock.advance((START + until - clock.steady() // 1000) / 1000)
+
+        for gap, model, tokens, took in asked:
+            at += gap
+            while ends and min(ends)[0] <= at:
+                ends.remove(first := min(ends))
+                advance(first[0])
+                budget.record_completed_tasks(1, task_type=first[2], cost={"tokens": first[3]}, result=first[4])
+            advance(at)
+            result = budget.check_all_limits(1, task_type=model, cost={"tokens": tokens})
+            expected.append(result.allowed)
+            if result.allowed:
+                ends.append((at + took, len(expected), model, tokens, result))
+                if not took:
+                    ends.pop()
+                    budget.record_completed_tasks(1, task_type=model, cost={"tokens": tokens}, result=result)
+            lines.append(f"{START + at},{took},{model},{tokens}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "usage.csv")
+        path.write_text("\n".join(["start,duration,model,tokens", *lines, ""]))
+        options = LogOptions(columns={"duration_unit": "ms"})
+        assert replay_outcomes([path], BudgetRules(settings, ReplayClock()), options) == expected

@@ -108,8 +108,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="the file of a middleware or a service, files of providers, or a limit such as 'api=100/1m' for each "
-        "address or key (may be repeated)",
+        help="the file of a middleware, a service or a budget, files of providers, or a limit such as 'api=100/1m' for "
+        "each address or key (may be repeated)",
     )
     rules.add_argument("--kind", choices=REPLAYED_KINDS, metavar="KIND", help="kind of the files (default: detected)")
     rules.add_argument(

@@ -19,7 +19,7 @@ from tidegate.plan._logs.stream import LogStream
 from tidegate.plan._quotas import CallMeasurement, describe_quotas
 from tidegate.plan._replay import Replay, Replays
 from tidegate.plan._report import ClientNames, describe_log, describe_range, describe_replay, show_time
-from tidegate.plan._rules.load import RulesSpec, open_providers, open_rules
+from tidegate.plan._rules.load import SHARED_KINDS, RulesSpec, open_providers, open_rules
 from tidegate.plan._suggest import Measurement, SuggestOptions, describe_group, suggest_limits, to_config
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def replay(paths: Iterable[str | Path], rules: RulesSpec, options: ReplayOptions
     With several processes, each of them reads the logs and decides about its share of the clients.
     """
     options, paths = options or ReplayOptions(), list(paths)
-    shards = options.processes if is_large(paths) and rules.kind != "provider" else 1
+    shards = options.processes if is_large(paths) and rules.kind not in SHARED_KINDS else 1
     with ProcessPoolExecutor(shards - 1, get_context("spawn")) if shards > 1 else nullcontext() as pool:
         quiet = replace(options, progress=no_progress)
         others = (
@@ -111,7 +111,7 @@ def replay_shard(
     with without_logs():
         look = stream.look()
         uncertainty = look.resolution if options.uncertainty is None else options.uncertainty
-        shifts = [0, -uncertainty, uncertainty] if uncertainty > COARSE and rules.kind != "provider" else [0]
+        shifts = [0, -uncertainty, uncertainty] if uncertainty > COARSE and rules.kind not in SHARED_KINDS else [0]
         replays = [
             Replay(
                 open_rules(rules, has_durations=look.has_durations, shift=shift), retries=options.retries, place=place

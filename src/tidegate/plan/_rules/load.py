@@ -1,4 +1,4 @@
-"""Loads the rules of a replay: files of a middleware, a service, providers; or limits such as `api=100/1m`."""
+"""Loads the rules of a replay: files of a middleware, service, providers or budget, or limits such as `api=100/1m`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.errors import ConfigError
 from tidegate.outbound import Providers
 from tidegate.plan._clock import ReplayClock
+from tidegate.plan._rules.budget import BudgetRules
 from tidegate.plan._rules.inbound import InboundRules
 from tidegate.plan._rules.outbound import OutboundRules
 from tidegate.plan._rules.service import ServiceRules
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from tidegate.plan._rules.base import ReplayRules
 
-REPLAYED_KINDS: Final = ("inbound", "service", "provider")
+REPLAYED_KINDS: Final = ("inbound", "service", "provider", "budget")
+SHARED_KINDS: Final = ("provider", "budget")  # whose quotas all clients share
 
 
 class RulesSpec(NamedTuple):
@@ -53,8 +55,10 @@ def open_rules(spec: RulesSpec, *, has_durations: bool = True, shift: int = 0) -
         return ServiceRules.load(file, clock, spec.trusted_proxies, has_durations=has_durations, shift=shift)
     if spec.kind == "provider":
         return open_providers(spec, has_durations=has_durations)
+    if spec.kind == "budget":
+        return BudgetRules(spec.file, clock, has_durations=has_durations)
     raise ConfigError(
-        f"cannot be replayed: expected the file of a middleware, a service or a provider, not of kind {spec.kind}",
+        f"cannot be replayed: expected the file of a middleware, service, provider or budget, not of kind {spec.kind}",
         file=str(spec.file),
     )
 
@@ -68,7 +72,8 @@ def open_providers(spec: RulesSpec, *, has_durations: bool = True) -> OutboundRu
 def read_spec(given: Sequence[str | Path], kind: str = "inbound", trusted_proxies: Sequence[str] = ()) -> RulesSpec:
     """Return the rules of files of one kind, or of limits such as `api=100/1m,1000/1h`; raises ConfigError.
 
-    `kind` is inbound (the file of a middleware), service (of a service) or provider (files of providers).
+    `kind` is inbound (the file of a middleware), service (of a service), provider (files of providers), or budget (the
+    file of a task budget).
     """
     if not given:
         raise ConfigError("expected rules, such as --policy config.yaml or --policy 'api=100/1m'", field="--policy")
