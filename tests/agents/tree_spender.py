@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from tidegate.agents import Run, RunDenied
+from tidegate.stores import open_store
 
 MOST = 60  # tokens of a call
 STREAMS = 4  # calls that are open at the same time
@@ -76,4 +77,4 @@ class Spender:
 
 if __name__ == "__main__":
     plan = json.loads(Path(sys.argv[1]).read_text())
-    Spender(plan["url"], [tuple(each) for each in plan["nodes"]], plan["bill"], plan["seed"]).run()
+    Spender(open_store(plan["url"]), [tuple(each) for each in plan["nodes"]], plan["bill"], plan["seed"]).run()
