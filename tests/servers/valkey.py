@@ -37,6 +37,7 @@ class ValkeyServer(Server):
     def command(self) -> list[str]:
         """Return the command that starts it."""
         command = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        command += ["--set-proc-title", "no"]  # it would overwrite the environment by which leftovers.py finds it
         return [*command, "--save", "", "--daemonize", "no", "--logfile", str(self.folder / "log"), *self.options]
 
     def is_ready(self) -> bool:
