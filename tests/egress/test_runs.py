@@ -238,3 +238,30 @@ async def test_a_stop_ends_streams_if_asked(monkeypatch, ends):
         more.set()
         await settled(lambda: gateway.gateway.stats.counts("local", "up").active == 0)
         assert (await run.usage()).used["requests"] == 1
+
+
+@pytest.mark.parametrize("place", ["query", "unknown parameter", "tab", "cookie", "unknown field"])
+async def test_the_token_is_never_sent_wherever_it_was_put(upstream, place):
+    async with running(upstream.url, **FIELDS) as gateway:
+        token = await (await new_run(gateway, "9/run")).token()
+        path, headers = "/up/v1/chat/completions", {"X-Tidegate-Run": token}
+        if place == "query":
+            path, headers = f"{path}?key=%20{token}", {}
+        elif place == "unknown parameter":
+            path += f"?a=1&note=x{token}"
+        elif place == "tab":
+            headers = {"Authorization": f"Bearer\t{token}"}
+        else:
+            headers |= {"Cookie": f"t={token}"} if place == "cookie" else {"X-Note": f"run {token}"}
+        assert (await gateway.send("POST", path, json=CONTENT, headers=headers))[0] == 200
+        (request,) = upstream.requests
+        assert token not in str(request)
+        assert "a=1" in str(request) or place != "unknown parameter"
+
+
+async def test_a_token_without_the_right_to_charge_is_refused_with_403(upstream):
+    async with running(upstream.url, **FIELDS) as gateway:
+        token = await (await new_run(gateway, "9/run")).token(rights=("read",))
+        status, body = await post(gateway, X_Tidegate_Run=token)
+        assert (status, body["error"]["type"]) == (403, "run-right")
+    assert not upstream.requests

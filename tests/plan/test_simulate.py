@@ -53,6 +53,10 @@ def test_a_herd_comes_when_the_outage_ends():
     assert sum(at < 121 * SECOND for at in times) >= 300
 
 
+def test_one_client_makes_all_calls():
+    assert {each.client for each in Traffic.parse("poisson clients=1 busiest=50%").arrivals(10 * SECOND, 1)} == {0}
+
+
 def test_the_busiest_client_has_its_share():
     calls = [*Traffic.parse("poisson rate=50/1s clients=10 busiest=80%").arrivals(100 * SECOND, 1)]
     assert sum(not each.client for each in calls) == pytest.approx(0.8 * len(calls), rel=0.03)
@@ -62,6 +66,7 @@ def test_the_busiest_client_has_its_share():
     ("text", "message"),
     [
         ("poison rate=1/1s", "did you mean 'poisson'"),
+        ("", "unknown traffic ''"),
         ("poisson rates=1/1s", "did you mean 'rate'"),
         ("poisson rate=often", "rate: expected calls per period"),
         ("poisson rate=0/1s", "rate: expected calls per period"),

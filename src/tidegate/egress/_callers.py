@@ -114,7 +114,7 @@ class Callers:
         caller = self._anybody or (found[0][0] if found else self._of_runs if runs else None)
         if caller is None:
             return None
-        held = [(kind, place) for _, kind, place in found] + runs
+        held = [(kind, place) for _, kind, place in found] + runs + places_of_runs(headers, raw_path.partition("?")[2])
         if not held and not run:
             return Identity(caller, NO_PLACES)
         fields = tuple(place for kind, place in held if kind == "header")
@@ -124,6 +124,15 @@ class Callers:
 def is_of_run(token: str) -> bool:
     """Return whether a token is that of a run, or the key of its creator; it was not verified."""
     return token.startswith(RUN_PREFIXES)
+
+
+def places_of_runs(headers: CIMultiDictProxy[str], query: str) -> list[tuple[str, str]]:
+    """Return all fields and parameters that contain what looks like a token of a run: none of them is sent."""
+    found = [("header", name) for name, value in headers.items() if any(prefix in value for prefix in RUN_PREFIXES)]
+    for name, _, value in (part.partition("=") for part in query.split("&") if part):
+        if any(prefix in unquote_plus(value) for prefix in RUN_PREFIXES):
+            found.append(("query", unquote_plus(name)))
+    return found
 
 
 def digest_of(token: str) -> bytes:
@@ -163,14 +172,15 @@ def find_tokens(headers: CIMultiDictProxy[str], query: str, places: KeyPlaces) -
         for part in query.split("&"):
             name, _, value = part.partition("=")
             if (decoded := unquote_plus(name)) in places.parameters:
-                yield "query", decoded, unquote_plus(value)
+                yield "query", decoded, unquote_plus(value).strip()
 
 
 def _credentials(value: str) -> tuple[str, ...]:
     """Return the tokens of a field: `TOKEN`, `Bearer TOKEN` (or another scheme), or `Basic` with password or user."""
-    scheme, _, rest = value.strip().partition(" ")
-    if not rest:
+    scheme, *words = value.split(maxsplit=1)[:2] or [""]
+    if not words:
         return (scheme,)
+    (rest,) = words
     if scheme.lower() != "basic":
         return (rest.strip(),)
     try:

@@ -14,7 +14,7 @@ from urllib.parse import unquote, unquote_plus
 from aiohttp import web
 from multidict import CIMultiDict
 
-from tidegate.agents._errors import RunDenied
+from tidegate.agents._errors import RunDenied, RunRightError
 from tidegate.core._bounds import SECOND
 from tidegate.egress._callers import KEY_HEADERS
 from tidegate.errors import Closed, ConfigError, ResourceUnknown
@@ -152,6 +152,8 @@ def refusal(error: RateLimitError, provider: Provider) -> EgressError:
         log.warning("provider %s: a call was refused: %s", provider.name, error)
         message = f"provider {provider.name} has no price for the model of this request"
         return EgressError(400, "unknown-price", message)
+    if isinstance(error, RunRightError):
+        return EgressError(403, "run-right", str(error))
     if isinstance(error, ConfigError):
         return EgressError(400, "bad-body", "the request cannot be counted: the name of its model is not valid")
     message = "the gateway is stopping" if isinstance(error, Closed) else "the store of the gateway is unavailable"

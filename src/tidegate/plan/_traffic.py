@@ -59,7 +59,7 @@ class Traffic(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Traffic:
         """Read traffic such as `poisson rate=50/1s clients=20`; raises ConfigError."""
-        kind, *words = text.split()
+        kind, *words = text.split() or [""]
         if kind not in FIELDS:
             raise ConfigError(
                 f"unknown traffic {kind!r}: expected {', '.join(FIELDS)}{hint(kind, FIELDS)}", field="--traffic"
@@ -100,7 +100,8 @@ class Traffic(NamedTuple):
             )
         for at in KINDS[self.kind](self, duration, chance):
             first = chance.random() < self.busiest
-            yield Arrival(at, 0 if first else chance.randrange(1 if self.busiest else 0, self.clients))
+            alone = first or self.clients == 1
+            yield Arrival(at, 0 if alone else chance.randrange(1 if self.busiest else 0, self.clients))
 
 
 def poisson_times(traffic: Traffic, duration: int, chance: random.Random) -> Times:
