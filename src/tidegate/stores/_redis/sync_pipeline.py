@@ -111,11 +111,11 @@ class SyncPipeline:
         """Add a call to the next batch, which is its own if there is none; return the batch."""
         if self._closed:
             raise Closed("the store is closed")
-        sent = self._sent
-        if sent is not None and sent.thread == own.thread and sent.finished.locked():
-            raise RuntimeError(
-                "a signal handler or finalizer called a store in the middle of a call of the same thread"
-            )
+        for batch in (self._sent, self._next):  # what this thread sends, or is about to send
+            if batch is not None and batch.thread == own.thread and batch.finished.locked():
+                raise RuntimeError(
+                    "a signal handler or finalizer called a store in the middle of a call of the same thread"
+                )
         if self._next is None:
             self._next = own
         self._next.calls.append(call)

@@ -47,9 +47,9 @@ def take_room(execute: Execute, room: dict[str, int], write: Write, added: int, 
     """Take the place of a new value in a listed collection; raises CollectionFull.
 
     `room` is how many values may be added to each collection before its values are counted again, because counting
-    takes time in proportion to their number. A count is good for a share of the values that are still free: 16
-    processes can never exceed the maximum, more of them could by a few values. The step has `added` others, which are
-    not written yet.
+    takes time in proportion to their number. A count is good for a share of the values that are still free, so a
+    process that counted long ago can exceed the maximum by that share; all values are listed even then. The step has
+    `added` others, which are not written yet.
     """
     identity = write.collection.identity
     left = room.get(identity, 0)
