@@ -323,7 +323,7 @@ class BaseRun:
                 return details
             return details.change(limits=raise_quotas(details.limits, added))
 
-        yield from opened.tree.extend_flow(opened.node.path, change)
+        yield from self._apply_extension_flow(opened, change)
         yield from opened.tree.refresh_flow(opened.node.path)
         return True
 
@@ -406,7 +406,14 @@ class BaseRun:
                 )
             return details.change(limits=raise_quotas(details.limits, added), ends=ends)
 
-        yield from opened.tree.extend_flow(opened.node.path, change)
+        yield from self._apply_extension_flow(opened, change)
+
+    def _apply_extension_flow(self, opened: Opened, change: Callable[[Details], Details]) -> Flow[Any, None]:
+        """Extend a node; raises RunDenied for a carve-out whose rest was returned meanwhile."""
+        try:
+            yield from opened.tree.extend_flow(opened.node.path, change)
+        except ValueConflict as conflict:
+            yield from refresh_flow([opened.tree], opened.node, conflict)
 
     def _usage_flow(self) -> Flow[Any, NodeUsage]:
         opened = yield from self._open_flow()

@@ -23,9 +23,9 @@ from tidegate._runtime.clock import ThreadSignal
 from tidegate.agents._charging import RunCall, explain_denial
 from tidegate.agents._errors import RunEndedError
 from tidegate.agents._limits import read_cost, run_name
-from tidegate.agents._node import CLOSED, POLICY, Details, Node, Path
+from tidegate.agents._node import CLOSED, UNRETURNED, Details, Node, Path, entries_of, unreturned
 from tidegate.errors import ConfigError, Denied, ValueConflict
-from tidegate.stores._values import KEEP, Collection, Write
+from tidegate.stores._values import Write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,24 +38,13 @@ if TYPE_CHECKING:
     from tidegate.stores._base import Ask
     from tidegate.stores._values import Value
 
-UNRETURNED: Final = b"open"
 CLOSING: Final = b"closing:"  # followed by the instant at which it was charged
 MAX_ATTEMPTS: Final = 64
-
-
-def entries_of(root: str) -> Collection:
-    """Return where the entries of the carve-outs of a tree are."""
-    return Collection("tidegate.run-carves", (POLICY, root))
 
 
 def settled_here(node: Node) -> tuple[Write, ...]:
     """Return the condition under which a call of a node is settled where it was charged."""
     return tuple(unreturned(each) for each in node.carved_line)
-
-
-def unreturned(node: Node) -> Write:
-    """Return the condition that the rest of a carve-out was not returned."""
-    return Write(entries_of(node.path[0]), node.value_name, KEEP, 0, UNRETURNED)
 
 
 class Carving:

@@ -15,7 +15,7 @@ from tidegate._limiter.joint import Charged, JointCall, LimiterAsk, acquire_flow
 from tidegate._limiter.reservation import BaseReservation
 from tidegate.agents._errors import RunDenied, RunEndedError, no_decision
 from tidegate.agents._limits import CALLS, COUNTED
-from tidegate.agents._node import OPEN, REPEATS, STOPPED, Node, counts_label
+from tidegate.agents._node import OPEN, REPEATS, STOPPED, Node, counts_label, entries_of
 from tidegate.core._algorithms import NEVER
 from tidegate.core._decision import Decision, LocalDecision
 from tidegate.errors import CollectionFull, Denied, StoreUnavailable, ValueConflict
@@ -155,9 +155,18 @@ def trees_of(tree: Tree, payments: Iterable[Payment]) -> list[Tree]:
 
 
 def refresh_flow(trees: Sequence[Tree], node: Node, conflict: ValueConflict) -> Flow[Any, None]:
-    """Read the node again whose condition has failed."""
+    """Read the node again whose condition has failed; raises RunDenied if that is the entry of a carve-out."""
     path = tuple(conflict.write.name.split("/"))
+    if conflict.write.collection == entries_of(path[0]):
+        check_open(node)
+        raise returned_denial(node, next((each.title for each in node.line if each.path == path), node.title))
     yield from refresh_path_flow(next(each for each in trees if each.root == path[0]), node, path)
+
+
+def returned_denial(node: Node, title: str) -> RunDenied:
+    """Return the denial of a carve-out whose rest was returned."""
+    message = f"{node.title}: the carve-out {title} has ended, and what it had left was returned"
+    return RunDenied(message, no_decision(), title, "ended")
 
 
 def refresh_path_flow(tree: Tree, node: Node, path: Path) -> Flow[Any, None]:

@@ -44,7 +44,13 @@ def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[str, ...]:
     if not isinstance(rules, Iterable):
         raise ConfigError(f"expected limits such as '5/run unit=usd', not {rules!r}", field="limits")
     texts = tuple(_normal_text(rule) for rule in rules)
-    names = [limit.name for limit in build_limits(texts, timedelta(days=1))]
+    limits = build_limits(texts, timedelta(days=1))
+    names = [limit.name for limit in limits]
+    for text, limit in zip(texts, limits, strict=True):
+        # The counter of a unit has this name: a limit of another kind in its place would hide the unit.
+        if limit.name.endswith("-run") and (limit.name != run_name(limit.unit) or RUN_LIMIT.fullmatch(text) is None):
+            message = f"only a limit per run in {limit.name.removesuffix('-run')!r} is named {limit.name!r}: rename it"
+            raise ConfigError(message, field="limits")
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two limits are named {name!r}: rename one, as in '5/run name=a'", field="limits")
@@ -104,8 +110,8 @@ def build_limits(texts: Sequence[str], window: timedelta) -> list[Limit]:
 def add_counters(limits: Iterable[Limit], units: Iterable[str], window: timedelta) -> tuple[Limit, ...]:
     """Return limits, and one that only counts for each unit that none of them counts per run."""
     own = list(limits)
-    names = {limit.name for limit in own}
-    missing = [unit for unit in dict.fromkeys(units) if run_name(unit) not in names]
+    counted = {(limit.name, limit.unit) for limit in own}
+    missing = [unit for unit in dict.fromkeys(units) if (run_name(unit), unit) not in counted]
     return (*own, *(Limit(COUNTED, window, "fixed_window", unit=unit, name=run_name(unit)) for unit in missing))
 
 

@@ -21,7 +21,7 @@ from tidegate.core._algorithms import NEVER, View
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import Decision, LocalDecision
 from tidegate.core._limit import Limit
-from tidegate.stores._values import ANYTHING, KEEP, Collection, Write
+from tidegate.stores._values import ANYTHING, KEEP, Collection, Keep, Write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +34,7 @@ POLICY: Final = "tidegate.runs"
 LABEL: Final = "label"  # the last part but one of a key that counts by what calls were for; no node has this name
 REPEAT: Final = "repeat"  # ... or the repetitions of a request
 REPEATS: Final = "repeats"  # the unit and the name of the limit of repeated requests
+UNRETURNED: Final = b"open"  # the entry of a carve-out whose rest was not returned
 RETENTION: Final = 7 * 86_400 * SECOND  # how long a node is shown after its end
 MAX_DEPTH: Final = 16
 OPEN, STOPPED, CLOSED = "open", "stopped", "closed"
@@ -161,7 +162,8 @@ class Node:
             for name, limits, key in self.details.above:
                 limiter = NodeLimiter(Policy(name, tuple(map(Limit.parse, limits))), self._store, self._clock, name)
                 self.above.append((limiter, tuple(key) if len(key) > 1 else key[0]))
-                self.units = tuple(dict.fromkeys((*self.units, *limiter.policy.units)))
+        for charged, _ in self.above:
+            self.units = tuple(dict.fromkeys((*self.units, *charged.policy.units)))
         if hasattr(self, "limiter"):
             self.limiter.update(policy)
         else:
@@ -214,9 +216,10 @@ class Node:
     def asks(self, cost: Mapping[str, int], digest: str = "") -> list[LimiterAsk]:
         """Return what a call is charged, at this node and above, on condition that no node of the line has changed.
 
+        A carve-out whose rest was returned is charged nothing, even if a node above was extended meanwhile.
         `digest` is that of its request, if that is known.
         """
-        conditions = tuple(node.condition for node in self.line)
+        conditions = (*(node.condition for node in self.line), *(unreturned(node) for node in self.carved_line))
         left = dict(cost)  # what is charged further up: not what a carve-out was charged for when it was created
         found = []
         for node in self.line:
@@ -239,6 +242,16 @@ def part(cost: Mapping[str, int], units: Sequence[str]) -> dict[str, int]:
 def counts_label(key: Key) -> bool:
     """Return whether a key counts what calls were for."""
     return len(key) > 2 and key[-2] == LABEL  # noqa: PLR2004 - a node, the word, and the label
+
+
+def entries_of(root: str) -> Collection:
+    """Return where the entries of the carve-outs of a tree are."""
+    return Collection("tidegate.run-carves", (POLICY, root))
+
+
+def unreturned(node: Node, data: bytes | Keep = KEEP, ttl: int = 0) -> Write:
+    """Return the condition that the rest of a carve-out was not returned."""
+    return Write(entries_of(node.path[0]), node.value_name, data, ttl, UNRETURNED)
 
 
 def labels_of(root: str) -> Collection:

@@ -19,11 +19,15 @@ from tidegate.agents._node import (
     OPEN,
     POLICY,
     STOPPED,
+    UNRETURNED,
     Details,
     Node,
     Path,
     collection_of,
+    labels_of,
+    unreturned,
 )
+from tidegate.agents._usage import in_batches
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import LocalDecision
 from tidegate.core._limit import Limit
@@ -172,6 +176,7 @@ class Tree:
         change: Callable[[Details], Details],
         verb: str = "acquire",
         asks: Callable[[Details], Sequence[Ask]] = lambda _: (),
+        writes: Callable[[Details], Sequence[Write]] = lambda _: (),
     ) -> Flow[Any, Details]:
         """Replace what is stored of a node, in the same step as some asks; again if another process was first."""
         for _ in range(MAX_ATTEMPTS):
@@ -182,8 +187,10 @@ class Tree:
                 return details
             write = Write(self.collection, "/".join(path), changed.dump(), changed.ttl, value.data)
             try:
-                yield ApplyStep(self.store, verb, asks(changed), self.now(), None, (write,))
-            except ValueConflict:
+                yield ApplyStep(self.store, verb, asks(changed), self.now(), None, (write, *writes(changed)))
+            except ValueConflict as conflict:
+                if conflict.write.collection != self.collection:
+                    raise
                 continue
             if path in self._nodes:
                 yield from self.refresh_flow(path)
@@ -207,7 +214,8 @@ class Tree:
 
         Usage is kept as long as the window in which it was charged. If the end moves, each limit is charged one unit in
         the longer window in the same step, and the unit is refunded afterwards: the usage then counts until the new
-        end. A process that is killed in between leaves one unit charged.
+        end. A process that is killed in between leaves one unit charged. The entry of a carve-out is kept as long, on
+        condition that its rest was not returned; so are the listing of a root, and what calls were for.
         """
         node = yield from self.node_flow(path)
         touched: list[Ask] = []
@@ -226,10 +234,30 @@ class Tree:
             touched.append((policy, node.key, tuple(int(limit.rules.windowed) for limit in policy.limits)))
             return touched
 
-        details = yield from self.change_flow(path, changed_from, "adjust", asks)
+        def writes(changed: Details) -> Sequence[Write]:
+            return () if changed.carved is None else (unreturned(node, UNRETURNED, changed.ttl),)
+
+        details = yield from self.change_flow(path, changed_from, "adjust", asks, writes)
         for policy, key, costs in touched:
             yield ApplyStep(self.store, "adjust", ((policy, key, tuple(-cost for cost in costs)),), self.now())
+        if touched:
+            if len(path) == 1:
+                yield from self._enter_root_flow(details)
+            yield from self._keep_labels_flow(self.build(path, node.parent, details.dump()))
         return details
+
+    def _keep_labels_flow(self, node: Node) -> Flow[Any, None]:
+        """Keep what the calls of a node were for until its new end."""
+        listed = labels_of(self.root)
+        values: Mapping[str, Value] = yield ReadStep(self.store, listed, None, self.now())
+        names = [name for name in values if name.partition("=")[0] == node.value_name]
+        policy = node.labels.policy
+        for group in in_batches(names):
+            keys = [node.label_key(name.partition("=")[2]) for name in group]
+            kept = tuple(Write(listed, name, b"", node.details.ttl, ANYTHING) for name in group)
+            for cost, writes in ((1, kept), (-1, ())):
+                asks = [(policy, key, (cost,) * len(policy.limits)) for key in keys]
+                yield ApplyStep(self.store, "adjust", asks, self.now(), None, writes)
 
 
 def check_name(name: str) -> None:

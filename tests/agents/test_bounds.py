@@ -1,0 +1,92 @@
+"""Ways around a budget that are closed: names of limits, tokens, extensions, carve-outs that end, odd amounts."""
+
+from contextlib import nullcontext
+
+import pytest
+
+from tests.agents.stepping import interleaved
+from tidegate import ConfigError, Limit, Limiter
+from tidegate.agents import Run, RunDenied, list_runs
+from tidegate.agents._framework import reserve_call
+from tidegate.agents._limits import add_counters
+
+DAY = 86_400
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "1000000/run name=usd_micros-run",
+        "9/1m unit=usd name=usd_micros-run",
+        "9/run unit=pages name=requests-run",
+        Limit(9, "1m", name="requests-run"),
+    ],
+)
+def test_no_limit_hides_the_counter_of_a_unit(memory, limit):
+    run = Run("r", store=memory, limits=["1/run unit=usd"])
+    child = Run.join(run.token(rights=["child", "charge"]), store=memory)
+    with pytest.raises(ConfigError, match="only a limit per run in"):
+        child.child("c", limits=[limit])
+    named = child.child("c", limits=["9/run unit=usd name=usd_micros-run", "9/run name=requests-run"])
+    reserve_call(named, {"usd": "0.9"}, "")
+    with pytest.raises(RunDenied, match="r denied it"):
+        reserve_call(named, {"usd": "0.9"}, "")
+
+
+def test_a_counter_is_missing_unless_a_limit_has_its_name_and_its_unit():
+    other = Limit(5, "1d", "fixed_window", unit="requests", name="usd_micros-run")
+    counters = add_counters([other], ["usd_micros"], DAY)[1:]
+    assert [(limit.unit, limit.name) for limit in counters] == [("usd_micros", "usd_micros-run")]
+
+
+def test_the_parent_of_a_run_is_charged_after_the_run_has_changed(store):
+    team = Limiter("5000/1d unit=tokens", store=store)
+    run = Run("r", store=store, limits=["100/run"], parent=(team, "red"))
+    child = run.child("c")
+    run.extend({"requests": 1})
+    for node in (run, child):
+        reserve_call(node, {"tokens": 1000}, "")
+    assert team.peek("red").remaining == 2999
+    for _ in range(3):
+        reserve_call(run, {"tokens": 1000}, "")
+    with pytest.raises(RunDenied):
+        reserve_call(run, {"tokens": 1000}, "")
+
+
+@pytest.mark.parametrize("extended", ["carve-out", "parent"])
+def test_a_carve_out_that_is_returned_while_it_is_extended_admits_nothing(memory, clock, extended):
+    run = Run("r", store=memory, limits=["10/run unit=usd"], ttl=DAY)
+    middle = run.child("middle", ttl=60 if extended == "parent" else None)
+    part = middle.child("part", carve={"usd": 5}, ttl=60)
+    part.charge({"usd": 0})
+    other = Run.join(run.token(), store=memory)
+    clock.advance(59)
+    if extended == "parent":
+        part.extend(ttl=3600)
+
+    def returned():
+        clock.advance(2)
+        other.usage()
+
+    node = part if extended == "carve-out" else middle
+    refused = pytest.raises(RunDenied, match="has ended") if extended == "carve-out" else nullcontext()
+    with refused:
+        interleaved(node, node._extend_flow(None, 3600.0), 1, returned)  # noqa: SLF001 - what `extend` executes
+    with pytest.raises(RunDenied, match="has ended"):
+        part.reserve({"usd": 5})
+    other.charge({"usd": 10})
+    assert run.usage().used["usd_micros"] == 10_000_000
+
+
+def test_what_is_kept_of_a_run_is_kept_until_its_new_end(store, clock):
+    run = Run("r", store=store, limits=["10/run unit=usd"], ttl=DAY)
+    part = run.child("part", carve={"usd": "5"})
+    run.charge({"usd": 1}, label="model:x")
+    run.extend(ttl=60 * DAY)
+    part.extend(ttl=50 * DAY)
+    clock.advance(9 * DAY)
+    assert [listed.id for listed in list_runs(store) if listed.id == run.id] == [run.id]
+    assert [dict(row.used)["usd_micros"] for row in run.report() if row.model == "x"] == [1_000_000]
+    part.charge({"usd": 1})
+    part.close()
+    assert run.usage().used["usd_micros"] == 2_000_000
