@@ -1,14 +1,16 @@
 """Ways around a budget that are closed: names of limits, tokens, extensions, carve-outs that end, odd amounts."""
 
+import json
 from contextlib import nullcontext
 
 import pytest
 
 from tests.agents.stepping import interleaved
 from tidegate import ConfigError, Limit, Limiter
-from tidegate.agents import Run, RunDenied, list_runs
+from tidegate.agents import Run, RunDenied, RunEndedError, RunRightError, list_runs
 from tidegate.agents._framework import reserve_call
 from tidegate.agents._limits import add_counters
+from tidegate.agents._node import Details
 
 DAY = 86_400
 
@@ -90,3 +92,41 @@ def test_what_is_kept_of_a_run_is_kept_until_its_new_end(store, clock):
     part.charge({"usd": 1})
     part.close()
     assert run.usage().used["usd_micros"] == 2_000_000
+
+
+def test_a_token_gains_neither_time_nor_rights_by_a_child(store, clock):
+    run = Run("r", store=store, limits=["1/run unit=usd"])
+    holder = Run.join(run.token(rights=["child", "read"], ttl=10), store=store)
+    child = holder.child("c")
+    below = child.child("d")
+    for node in (child, below):
+        with pytest.raises(RunRightError, match="no right to charge"):
+            node.charge({"usd": "0.5"})
+        with pytest.raises(RunRightError, match="no right to charge"):
+            node.token()
+        again = Run.join(node.owner_key(), store=store)
+        for other in (node, again):
+            with pytest.raises(RunRightError, match="beyond the end of that token"):
+                other.extend(ttl=80_000)
+            assert other.rights == ("child", "read")
+        again.child("f").extend(ttl=9)
+    spender = Run.join(run.token(ttl=10), store=store).child("s").child("t")
+    spender.charge({"usd": "0.1"})
+    clock.advance(10)
+    for node in (spender, child, below):
+        with pytest.raises((RunDenied, RunRightError)):
+            node.charge({"usd": "0.1"})
+    with pytest.raises(RunDenied, match="has ended"):
+        spender.child("late")
+    assert run.usage().used["usd_micros"] == 100_000
+
+
+def test_a_node_of_another_format_is_refused(memory):
+    run = Run("r", store=memory, limits=["9/run"])
+    fields = json.loads(run._node().data)  # noqa: SLF001 - what is stored
+    for changed in ({"format": 1}, {"format": 3, "more": 1}):
+        with pytest.raises(RunEndedError, match="another version"):
+            Details.load(json.dumps(fields | changed).encode())
+    del fields["format"]
+    with pytest.raises(RunEndedError, match="another version"):
+        Details.load(json.dumps(fields).encode())

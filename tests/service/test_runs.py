@@ -148,6 +148,34 @@ async def test_a_token_reads_and_charges_only_its_subtree(service):
         await post(service, verb, {"token": read_only, **body}, status=403)
 
 
+async def test_only_an_operator_names_the_credits_that_pay(guarded):
+    prepaid = AsyncCredits("red", store=guarded.decider.store)
+    await prepaid.add("0.02")
+    body = {"name": "r", "limits": ["0.01/run unit=usd"]}
+    await post(guarded, "create", {**body, "credits": ["red"]}, DECISION, status=403)
+    run = await post(guarded, "create", body, DECISION)
+    child = {"token": run["token"], "name": "c", "credits": ["red"]}
+    for token in (DECISION, ADMIN):
+        refused = await post(guarded, "child", child, token, status=403)
+        assert "no credits 'red'" in refused["detail"]
+    paid = await post(guarded, "create", {**body, "credits": ["red"]}, ADMIN)
+    child = await post(guarded, "child", {**child, "token": paid["token"]}, DECISION)
+    cost = {"token": child["token"], "cost": {"usd": "0.01"}}
+    assert [(await post(guarded, "charge", cost, DECISION))["alternative"] for _ in range(2)] == ["0", "red"]
+    assert (await prepaid.balance()).used == 10_000
+
+
+async def test_a_child_has_the_rights_of_the_token_that_created_it(service):
+    run = await post(service, "create", {"name": "r", "limits": ["1/run"]})
+    weak = await (await AsyncRun.join(run["token"], store=service.decider.store)).token(rights=["child"], ttl=10)
+    child = await post(service, "child", {"token": weak, "name": "c"})
+    for verb in ("charge", "read"):
+        for key in ("token", "owner"):
+            await post(service, verb, {"token": child[key]}, status=403)
+    await post(service, "extend", {"owner": child["owner"], "ttl": 80_000}, status=403)
+    await post(service, "stop", {"owner": child["owner"]})
+
+
 async def test_tokens_are_neither_logged_nor_returned(service, caplog):
     run = await post(service, "create", {"name": "r", "limits": ["1/run"]})
     bad = run["token"][:-3] + "abc"

@@ -52,8 +52,8 @@ CALL_TTL: Final = 600.0  # seconds after which the estimate of a call that was n
 TOKEN_VARIABLE: Final = "TIDEGATE_RUN"  # noqa: S105 - the name of a variable
 STORE_VARIABLE: Final = "TIDEGATE_STORE"
 STORES: Final[WeakValueDictionary[str, Any]] = WeakValueDictionary()  # of this process, by audience
-OWNER_RIGHTS: Final = (*RIGHTS, "stop", "extend")
-ALL: Final = frozenset(OWNER_RIGHTS)  # of the creator
+CREATOR_RIGHTS: Final = frozenset({"stop", "extend"})  # at the node, beside those at the node above
+ALL: Final = CREATOR_RIGHTS | frozenset(RIGHTS)
 OWNER_MARGIN: Final = 366 * 86_400 * SECOND
 
 
@@ -187,7 +187,10 @@ class BaseRun:
             check_time(parent, now, token_ends)
             ends = min(parent.details.ends, token_ends or parent.details.ends)
             ends = ends if life is None else min(ends, now + life)
-            details = Details(name, texts, now, ends, credits=names, max_repeats=repeats)
+            bounds = [end for end in (parent.details.last_end, token_ends) if end]
+            details = Details(
+                name, texts, now, ends, credits=names, max_repeats=repeats, last_end=min(bounds, default=0)
+            )
             try:
                 if carve is None:
                     node = yield from tree.create_flow(parent, details)
@@ -196,7 +199,7 @@ class BaseRun:
             except ValueConflict as conflict:
                 yield from refresh_flow([tree], parent, conflict)
                 continue
-            return Opened(tree, node, ALL, None)
+            return Opened(tree, node, rights | CREATOR_RIGHTS, None)
         raise RateLimitError(f"could not create {name!r}: the tree changes all the time; try again later")
 
     def _find_flow(self, identifier: str) -> Flow[Any, Opened]:
@@ -353,12 +356,14 @@ class BaseRun:
     def _owner_flow(self) -> Flow[Any, str]:
         """Return the key of the creator."""
         opened = yield from self._open_flow()
-        for right in OWNER_RIGHTS:
+        for right in sorted(CREATOR_RIGHTS):
             self._require(opened.rights, right)
         keys = yield from self._keys_flow()
         # It outlives the end of the node, which it may move.
         ends = opened.node.details.ends + OWNER_MARGIN
-        return keys.sign(Token(keys.audience, opened.node.path, OWNER_RIGHTS, ends, new_number()), OWNER_PREFIX)
+        return keys.sign(
+            Token(keys.audience, opened.node.path, tuple(sorted(opened.rights)), ends, new_number()), OWNER_PREFIX
+        )
 
     def end_flow(self, status: str, *, end_streams: bool = False) -> Flow[Step, None]:
         """Stop or close the node, also one that was created elsewhere."""
@@ -397,6 +402,9 @@ class BaseRun:
                     details.status,
                 )
             ends = details.ends if life is None else max(details.ends, now + life)
+            if details.last_end and ends > details.last_end:
+                message = "a node that was created by a token cannot be extended beyond the end of that token"
+                raise RunRightError(f"{opened.node.title}: {message}")
             if details.ends <= now:
                 raise RunDenied(
                     f"{opened.node.title} has ended: it cannot be extended",
@@ -435,6 +443,16 @@ class BaseRun:
         return "/".join(self._node().path)
 
     @property
+    def rights(self) -> tuple[str, ...]:
+        """The rights that a token of this node may have."""
+        return tuple(right for right in RIGHTS if right in self._opened_node().rights)
+
+    @property
+    def paying_credits(self) -> frozenset[str]:
+        """The names of the credits that pay for calls here: those of this node and of all above."""
+        return frozenset(name for node in self._node().line for name in node.details.credits)
+
+    @property
     def name(self) -> str:
         """The names from the root to this node."""
         return self._node().title
@@ -445,9 +463,12 @@ class BaseRun:
         return self._node().details.ends / 1e6
 
     def _node(self) -> Node:
+        return self._opened_node().node
+
+    def _opened_node(self) -> Opened:
         if self._opened is None:
             raise Closed("the run was not started: use `async with` or `await`")
-        return self._opened.node
+        return self._opened
 
     def _child_of(self, above: BaseRun, start: Callable[[], Flow[Any, Opened]], exhausted: OnExhausted) -> None:
         self._share(above)

@@ -16,6 +16,7 @@ from tidegate._limiter.base_limiter import BaseLimiter
 from tidegate._limiter.joint import LimiterAsk
 from tidegate._limiter.waiting import WaitQueues
 from tidegate._policy import Policy
+from tidegate.agents._errors import RunEndedError
 from tidegate.agents._limits import CALLS, add_counters, build_limits
 from tidegate.core._algorithms import NEVER, View
 from tidegate.core._bounds import SECOND
@@ -37,6 +38,7 @@ REPEATS: Final = "repeats"  # the unit and the name of the limit of repeated req
 UNRETURNED: Final = b"open"  # the entry of a carve-out whose rest was not returned
 RETENTION: Final = 7 * 86_400 * SECOND  # how long a node is shown after its end
 MAX_DEPTH: Final = 16
+FORMAT: Final = 2  # of what is stored of a node; 1 had no number and no `last_end`
 OPEN, STOPPED, CLOSED = "open", "stopped", "closed"
 
 Path = tuple[str, ...]
@@ -49,7 +51,8 @@ class Details(NamedTuple):
     `carved` is what was reserved from the parent when it was created. `above` are policies that are charged with the
     root: the name, the limits and the key of each. `credits` are the names of credits that pay when it is exhausted.
     `max_repeats` is how often the same request may be made (0: as often as one likes). `ends_streams` is whether a stop
-    ends responses that have begun.
+    ends responses that have begun. `last_end` is the latest end that an extension may give it: that of the token by
+    which it, or a node above, was created (0: none).
     """
 
     name: str
@@ -62,16 +65,19 @@ class Details(NamedTuple):
     credits: Sequence[str] = ()
     max_repeats: int = 0
     ends_streams: bool = False
+    last_end: int = 0
     number: int = 0  # of changes: no two versions have the same bytes
 
     def dump(self) -> bytes:
         """Return it as it is stored."""
-        return json.dumps(self._asdict(), separators=(",", ":"), sort_keys=True).encode()
+        return json.dumps({"format": FORMAT, **self._asdict()}, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
     def load(cls, data: bytes) -> Self:
-        """Read what `dump` returned."""
+        """Read what `dump` returned; raises RunEndedError for another format."""
         fields = json.loads(data)
+        if fields.pop("format", 1) != FORMAT:
+            raise RunEndedError("the run was stored by another version of tidegate: create it again")
         return cls(**fields | {"limits": tuple(fields["limits"])})
 
     def change(self, **changes: Any) -> Self:  # noqa: ANN401 - the fields

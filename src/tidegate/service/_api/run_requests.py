@@ -56,7 +56,12 @@ class RunNodeRequest(VerbRequest):
 
 
 class RunCreateRequest(RunNodeRequest):
-    """A request that creates the root of a tree."""
+    """A request that creates the root of a tree; one that names credits needs the admin token."""
+
+    @property
+    def needs_admin(self) -> bool:
+        """Whether it needs the admin token."""
+        return bool(self.credits)
 
 
 class RunChildRequest(RunNodeRequest, kw_only=True):
@@ -74,6 +79,11 @@ class RunReadRequest(VerbRequest):
     token: TokenField | UnsetType = UNSET
     id: RunIdField | UnsetType = UNSET
 
+    @property
+    def needs_admin(self) -> bool:
+        """Whether it needs the admin token."""
+        return self.id is not UNSET
+
 
 class RunOwnerRequest(VerbRequest):
     """A request that changes a node, by the key of its creator, or by its id."""
@@ -82,6 +92,11 @@ class RunOwnerRequest(VerbRequest):
 
     owner: OwnerField | UnsetType = UNSET
     id: RunIdField | UnsetType = UNSET
+
+    @property
+    def needs_admin(self) -> bool:
+        """Whether it needs the admin token."""
+        return self.id is not UNSET
 
 
 class RunStopRequest(RunOwnerRequest):
@@ -112,8 +127,8 @@ class RunCreateResponse(VerbResponse):
     id: str
     name: Annotated[str, Meta(description="The names from the root to the node.")]
     ends: Annotated[float, Meta(description="Seconds since 1970.")]
-    token: Annotated[str, Meta(description="Charges, creates children, reads.")]
-    owner: Annotated[str, Meta(description="The key of the creator: all rights at the node. Keep it.")]
+    token: Annotated[str, Meta(description="Charges, creates children, reads, as the token of its parent.")]
+    owner: Annotated[str, Meta(description="The key of the creator: it also stops and extends the node. Keep it.")]
 
 
 class RunLimitResponse(VerbResponse):

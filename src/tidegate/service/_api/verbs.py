@@ -75,7 +75,7 @@ class ServiceVerb(Generic[Q, R]):
     admin: bool = False  # needs the admin token
     idempotent: bool = False  # accepts an Idempotency-Key, so that a client can repeat it
     audited: bool = False  # recorded in the audit log
-    by_id: bool = False  # a request with an `id` needs the admin token
+    guarded: bool = False  # a request with an id, or with credits, needs the admin token
     waits: bool = False  # may wait for a permit: is timed separately, and bounded in number
 
     @property
@@ -163,7 +163,7 @@ RUNS: Final[ServiceVerb[VerbRequest, RunListResponse]] = ServiceVerb(
     "runs", "List the runs of the store. Needs the admin token.", None, RunListResponse, admin=True
 )
 RUNS_CREATE: Final = ServiceVerb(
-    "runs_create", "Create a run: the root of a tree of agents.", RunCreateRequest, RunCreateResponse
+    "runs_create", "Create a run: the root of a tree of agents.", RunCreateRequest, RunCreateResponse, guarded=True
 )
 RUNS_CHILD: Final = ServiceVerb(
     "runs_child", "Create a node below another one.", RunChildRequest, RunCreateResponse
@@ -172,20 +172,20 @@ RUNS_CHARGE: Final = ServiceVerb(
     "runs_charge", "Charge a node and all nodes above it.", RunChargeRequest, RunChargeResponse
 )
 RUNS_READ: Final = ServiceVerb(
-    "runs_read", "Return what a node and those below it have used.", RunReadRequest, RunReadResponse, by_id=True
+    "runs_read", "Return what a node and those below it have used.", RunReadRequest, RunReadResponse, guarded=True
 )
 RUNS_REPORT: Final = ServiceVerb(
     "runs_report", "Return what was used, for each node, tool and model.",
-    RunReadRequest, RunReportResponse, by_id=True,
+    RunReadRequest, RunReportResponse, guarded=True,
 )  # fmt: skip
 RUNS_EXTEND: Final = ServiceVerb(
-    "runs_extend", "Add to the quotas of a node, or move its end.", RunExtendRequest, DoneResponse, by_id=True
+    "runs_extend", "Add to the quotas of a node, or move its end.", RunExtendRequest, DoneResponse, guarded=True
 )
 RUNS_STOP: Final = ServiceVerb(
-    "runs_stop", "Deny every later call of a node and of those below it.", RunStopRequest, DoneResponse, by_id=True
+    "runs_stop", "Deny every later call of a node and of those below it.", RunStopRequest, DoneResponse, guarded=True
 )
 RUNS_CLOSE: Final = ServiceVerb(
-    "runs_close", "End a node, and return what its carve-outs have left.", RunOwnerRequest, DoneResponse, by_id=True
+    "runs_close", "End a node, and return what its carve-outs have left.", RunOwnerRequest, DoneResponse, guarded=True
 )
 
 VERBS: Final[dict[str, ServiceVerb[Any, Any]]] = {

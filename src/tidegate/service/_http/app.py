@@ -11,8 +11,6 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import UNSET
-
 from tidegate.errors import RateLimitError
 from tidegate.service._api.problems import HTTPReply, ProblemError, problem_from
 from tidegate.service._api.verbs import VERBS
@@ -220,7 +218,7 @@ class App:
         """Run a verb: at once if its request allows that, otherwise in a coroutine."""
         verb: Verb = head.route.verb  # type: ignore[union-attr,assignment]  # of a route that takes JSON
         request = verb.decode(body)
-        if verb.by_id and request.id is not UNSET:  # type: ignore[attr-defined]  # of a verb with ids
+        if verb.guarded and request.needs_admin:  # type: ignore[attr-defined]  # of a guarded verb
             self.authenticator.check(head.headers, admin=True)
         key = head.headers.get(b"idempotency-key") if verb.idempotent else None
         if key is None and verb.name in self._immediate and (reply := self._immediate[verb.name](request)) is not None:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from tidegate._limiter.joint import async_performer
 from tidegate._runtime.flow import run_async
-from tidegate.agents import AsyncCredits, AsyncRun, RunDenied, list_runs_async
+from tidegate.agents import AsyncCredits, AsyncRun, RunDenied, RunRightError, list_runs_async
 from tidegate.agents._known import KnownRuns
 from tidegate.agents._node import CLOSED
 from tidegate.service._api.responses import DONE
@@ -77,8 +77,12 @@ class ServiceRuns:
         return await _created(run)
 
     async def child(self, request: RunChildRequest) -> RunCreateResponse:
-        """Create a node below another one."""
+        """Create a node below another one; it names no credits but those that pay for its parent, too."""
         parent = await self._known.join(request.token)
+        unknown = [name for name in request.credits if name not in parent.paying_credits]
+        if unknown:
+            message = "only an operator names credits, when the run is created"
+            raise RunRightError(f"the run has no credits {unknown[0]!r}: {message}")
         child = await parent.child(
             request.name,
             limits=request.limits,
@@ -142,7 +146,7 @@ class ServiceRuns:
 
 
 async def _created(run: AsyncRun) -> RunCreateResponse:
-    return RunCreateResponse(run.id, run.name, run.ends, await run.token(), await run.owner_key())
+    return RunCreateResponse(run.id, run.name, run.ends, await run.token(rights=run.rights), await run.owner_key())
 
 
 def _usage(usage: NodeUsage) -> RunReadResponse:

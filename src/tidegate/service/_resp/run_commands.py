@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import UNSET
-
 from tidegate.service._api.problems import encode
 from tidegate.service._api.verbs import (
     RUNS,
@@ -58,7 +56,7 @@ class RunCommands:
         if verb is None or len(arguments) != 1:
             raise ArgumentError(f"unknown subcommand {shorten(name)}; usage: TG.RUN {RUN_USAGE}")
         request = verb.decode(arguments[0].encode())
-        if verb.by_id and request.id is not UNSET:
+        if verb.guarded and request.needs_admin:
             session.check(admin=True)
         function = getattr(self._app.runs, name.lower())
         return write_value(encode(await function(request)).decode())
