@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tidegate._policy import Policy
+from tidegate.core._bounds import ceil_div
 from tidegate.errors import ConfigError
 from tidegate.outbound._providers.profile import TOKEN_UNITS, Profile, matches_model
 from tidegate.outbound._providers.profile_file import shipped_profile
@@ -79,6 +81,28 @@ class OutputReserve(NamedTuple):
 MAXIMUM_OUTPUT: Final = OutputReserve()
 
 
+def logged_outputs(limits: tuple[Limit, ...], profile: Profile) -> tuple[Limit, ...]:
+    """Return the limits with logs for outputs that count when they are produced.
+
+    What is reserved for a stream is moved while it arrives, but the levels of other limits refill meanwhile, as if it
+    had been used. No bucket is exceeded by what a log of its burst allows: at most the burst within the time in which
+    it refills.
+    """
+    if profile.output_counted != "produced":
+        return limits
+    return tuple(
+        _as_log(limit)
+        if (limit.rules.refills or limit.rules.weighted) and "output" in profile.counts.get(limit.unit, ())
+        else limit
+        for limit in limits
+    )
+
+
+def _as_log(limit: Limit) -> Limit:
+    period = timedelta(microseconds=ceil_div(limit.length * limit.burst, limit.quota))
+    return replace(limit, quota=limit.burst, period=period, algorithm="sliding_log")
+
+
 @dataclass(frozen=True, slots=True)
 class Provider:
     """An API with a quota. Immutable: a changed file becomes another Provider.
@@ -132,12 +156,15 @@ class Provider:
     def __post_init__(self) -> None:
         """Build the policy and the cost of a request."""
         set_field = object.__setattr__
+        set_field(self, "counting", self.profile or shipped_profile())
+        set_field(self, "limits", logged_outputs(self.limits, self.counting))
+        models = (each._replace(limits=logged_outputs(each.limits, self.counting)) for each in self.models)
+        set_field(self, "models", tuple(models))
         name = f"provider:{self.domain}:{self.member}" if self.member else f"provider:{self.domain}"
         set_field(self, "policy", Policy(name, self.limits, "enforce", self.on_store_error))
         set_field(self, "name", self.name or self.domain)
         set_field(self, "_patterns", tuple((endpoint.pattern, endpoint) for endpoint in self.endpoints))
         set_field(self, "_default_cost", self._cost(1))
-        set_field(self, "counting", self.profile or shipped_profile())
         units = {limit.unit for limits in (self.limits, *(each.limits for each in self.models)) for limit in limits}
         reads = self.models or "model" in self.per or units.intersection(TOKEN_UNITS) or self.prices is not None
         set_field(self, "reads_requests", bool(reads))

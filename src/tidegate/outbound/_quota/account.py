@@ -391,10 +391,10 @@ class Account:
         return [*instants, decision.at]
 
     def hold_flow(self, amounts: Mapping[str, int]) -> CallFlow[Any]:
-        """Charge these amounts, whether they fit or not; returns the charge."""
+        """Charge these amounts, whether they fit or not; returns the charge, or None if nothing was charged."""
         costs = tuple(amounts.get(limit.unit, 0) for limit in self.provider.limits)
         (decision,) = yield self._store_call("acquire", costs)
-        return self._make_charge(costs, decision)
+        return None if charged_at(decision, self._unbounded_stretched) is None else self._make_charge(costs, decision)
 
     def _make_charge(self, costs: tuple[int, ...], decision: Decision) -> Charge:
         limiter = self.limiter

@@ -25,7 +25,7 @@ from tidegate.outbound._providers.provider import CATCH_ALL_DOMAIN
 from tidegate.outbound._quota.decoding import decoded
 from tidegate.outbound._quota.exchange import credential_of
 from tidegate.outbound._quota.json_body import repeats_keys
-from tidegate.outbound._quota.production import most_until_renewal
+from tidegate.outbound._quota.production import most_in_a_period
 from tidegate.outbound._quota.request_tokens import RequestTokens, path_of, read_request, units_of
 from tidegate.outbound._quota.unbounded import (
     may_contain,
@@ -333,9 +333,9 @@ def _plan_outputs(
     limits_money = request.price is not None and account.limits_money
     paid_input = request.largest_input if limits_money and tokenizer is None else input_tokens
     largest = account.largest_output(request, input_tokens, paid_input)
-    most = MAX_INTEGER  # that is produced until more is reserved
+    most = MAX_INTEGER  # that can count at the same time; more is reserved while it arrives
     if profile.output_counted == "produced" and request.streams and estimates is not None:
-        most = most_until_renewal(account.output_limits(request), estimates.learned.fastest(key))
+        most = most_in_a_period(account.output_limits(request), estimates.learned.fastest(key))
     return [
         CallPlan(cost, request, key, input_tokens, length, min(length, most), lowers, paid_input=paid_input)
         for length, lowers in _strict_lengths(account, call, request, expected, largest, is_asked=is_asked)

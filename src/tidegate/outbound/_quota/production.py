@@ -37,12 +37,6 @@ def most_in_a_period(limits: Sequence[Limit], fastest: int | None) -> int:
     return min(MAX_INTEGER, -(-fastest * max(limit.length for limit in limits) * numerator // (SECOND * denominator)))
 
 
-def most_until_renewal(limits: Sequence[Limit], fastest: int | None) -> int:
-    """Return how many tokens of a stream must be reserved until its reservation is renewed, with half as many again."""
-    most = most_in_a_period(limits, fastest)
-    return most if most == MAX_INTEGER else -(-most * 3 // (2 * RENEWALS_PER_PERIOD))
-
-
 class OutputPiece(NamedTuple):
     """Tokens that count from an instant of the monotonic clock."""
 
@@ -55,8 +49,10 @@ class ProducedOutput:
 
     def __init__(self, limits: Sequence[Limit], began: int) -> None:
         """Start with a request that was charged at the instant `began`; `limits` count its output."""
-        length = min(limit.length for limit in limits)
-        self._interval = length // SAMPLES_PER_PERIOD
+        self._limits = limits
+        self._length = length = min(limit.length for limit in limits)
+        self._recent: list[OutputPiece] = []  # what `take_arrived` has returned, as long as it counts
+        self._interval = max(1, length // SAMPLES_PER_PERIOD)
         self._renewal = length // RENEWALS_PER_PERIOD
         self._samples: list[OutputPiece] = []  # what had arrived by an instant
         self._arrived = 0
@@ -81,7 +77,22 @@ class ProducedOutput:
         self.note(tokens, now)
         pieces, self._samples, self._renewed = merged(self._samples), [], now
         self.counted = self._arrived
+        self._recent = [piece for piece in self._recent if piece.since > now - self._length] + pieces
         return pieces
+
+    def most_held(self, fastest: int | None, now: int) -> int:
+        """Return how many tokens must be held for what is still produced, after `take_arrived`.
+
+        No renewal is denied. So until the next one, what counts and what is held must be as much as can count at the
+        same time: else others would be allowed what this output uses before its first tokens no longer count.
+        """
+        numerator, denominator = MAX_SPEEDUP
+        seen = sum(piece.tokens for piece in self._recent)
+        most = max(most_in_a_period(self._limits, fastest), seen * numerator // denominator)
+        if not all(limit.rules.rolling for limit in self._limits):
+            return most  # what has been counted may not count in the next window
+        renewed = now - self._length + self._renewal * 3 // 2  # a renewal may be late by half of its interval
+        return most - sum(piece.tokens for piece in self._recent if piece.since > renewed)
 
     def pieces(self, tokens: int, ended: int, fastest: int | None) -> list[OutputPiece]:
         """Split an output of this many tokens; `fastest` is the speed of the fastest recent one, in tokens per second.

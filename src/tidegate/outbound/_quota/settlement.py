@@ -9,9 +9,8 @@ Every client, and the egress gateway, pass the body through the settlement:
 
 The usage that the provider reports replaces what was reserved. It counts from when the request was charged, as at the
 provider, or, if the provider counts output when it is produced, from then (`production`). While such an output is
-streamed, what has arrived is charged every eighth of a period, and what can arrive until the next time is reserved
-again. Usage above the reservation is charged, too (`overrun` in the metrics), because the provider
-has counted it.
+streamed, what has arrived is charged every eighth of a period, and what can arrive within a period is reserved again.
+Usage above the reservation is charged, too (`overrun` in the metrics), because the provider has counted it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tidegate.core._bounds import MAX_INTEGER
 from tidegate.errors import StoreUnavailable
 from tidegate.outbound._providers.prices import usage_cost
 from tidegate.outbound._providers.profile import TOKEN_UNITS
-from tidegate.outbound._quota.production import ProducedOutput, most_until_renewal
+from tidegate.outbound._quota.production import ProducedOutput
 from tidegate.outbound._quota.request_tokens import units_of
 from tidegate.outbound._quota.token_usage import UsageReader
 
@@ -145,7 +144,7 @@ class PendingSettlement:
     def renew_flow(self) -> CallFlow[Any]:
         """Charge what was produced, and reserve the rest again: the first reservation would expire before it is used.
 
-        No more is reserved than can be produced until the next time.
+        No more counts and is reserved than can count at the same time (see `most_held`).
         """
         output, reader, request = self._produced, self.reader, self._plan.request
         if output is None or reader is None or request is None or self.charge.settled:
@@ -153,16 +152,17 @@ class PendingSettlement:
         now = self.account.clock.steady()
         pieces = output.take_arrived(min(reader.produced, self.reserved_output), now)
         before, first = self._held, self._first_output
-        most = MAX_INTEGER
+        fastest = None
         if self._learned is not None and self._plan.learned_key is not None:
             fastest = self._learned.fastest(self._plan.learned_key)
-            most = most_until_renewal(self.account.output_limits(request), fastest)
-        rest = min(self.reserved_output - output.counted, most)
+        rest = min(self.reserved_output - output.counted, output.most_held(fastest, now))
         try:
             yield from self._count_pieces_flow(pieces)
             held = yield from self.account.hold_flow(self._output_units(rest))
         except StoreUnavailable:
             return  # what was reserved stays charged
+        if held is None:
+            return  # the same
         self._held, self._first_output = held, 0
         if before is None:
             yield from self.account.shrink_flow(self.charge, self._output_units(first))
