@@ -78,10 +78,3 @@ def test_the_example_runs_as_a_program(path):
         assert result.returncode == 0, result.stderr
         assert len(server.done) == 12
         assert "task-12: summarise document 12" in result.stderr
-
-
-def test_the_tutorial_shows_the_code_of_the_example():
-    page = (ROOT / "docs" / "howto" / "budgets.md").read_text(encoding="utf-8")
-    code = Path(str(module.__file__)).read_text(encoding="utf-8")
-    shown = code[code.index("class TaskScheduler") : code.index("async def main")].rstrip()
-    assert shown in page

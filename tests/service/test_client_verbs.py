@@ -18,6 +18,7 @@ LIMITER_VERBS = ("try_acquire", "acquire", "peek", "reserve", "refund", "release
 OTHER_METHODS = (
     *("update", "limited", "close", "make_reservation", "reject_calls"),
     *("check_open", "current_time", "observe", "policy_of"),  # called by joint reservations
+    *("charge_now", "hold_now"),  # called by the gate of outgoing requests
 )
 INTERNAL_VERBS = ("lease",)  # the clients use it in try_acquire
 CLIENTS = (Client, AsyncClient)

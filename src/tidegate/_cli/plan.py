@@ -12,6 +12,7 @@ from tidegate._cli import EXIT_DENIED, EXIT_OK
 from tidegate._cli.arguments import duration, integer, positive_integer
 from tidegate._cli.file_kinds import recognise
 from tidegate._cli.plan_tables import write_diff, write_replay, write_simulation, write_suggestion
+from tidegate._runtime.files import replace_private
 from tidegate.core import Limit
 from tidegate.core._algorithms import ALGORITHMS
 from tidegate.core._bounds import SECOND
@@ -284,7 +285,7 @@ def pages(args: argparse.Namespace, sections: list[Section]) -> Iterator[tuple[s
 def write_page(path: str, text: str) -> None:
     """Write a file; raises ConfigError."""
     try:
-        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+        replace_private(path, text.encode("utf-8", "backslashreplace").decode())
     except OSError as error:
         raise ConfigError(f"cannot be written: {error}", file=path) from None
 
