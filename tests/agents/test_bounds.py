@@ -130,3 +130,67 @@ def test_a_node_of_another_format_is_refused(memory):
     del fields["format"]
     with pytest.raises(RunEndedError, match="another version"):
         Details.load(json.dumps(fields).encode())
+
+
+def test_the_limit_that_denied_is_extended(memory):
+    asked = []
+
+    def ask(exhausted):
+        asked.append(exhausted.limit)
+        return {"usd": "0.5"}
+
+    limits = ["5/run unit=usd name=total", "1/run unit=usd name=hard"]
+    run = Run("r", store=memory, limits=limits, on_exhausted=ask)
+    run.charge({"usd": 2})
+    assert asked == ["hard", "hard"]
+    assert {name: limit.quota for name, limit in run.usage().limits.items()} == {"total": 5_000_000, "hard": 2_000_000}
+
+
+def test_nobody_is_asked_about_a_limit_that_is_not_per_run(memory):
+    limits = ["5/run unit=usd", "1/1d unit=usd fixed_window"]
+    run = Run("r", store=memory, limits=limits, ttl=3600, on_exhausted=lambda _: pytest.fail("asked"))
+    with pytest.raises(RunDenied):
+        run.charge({"usd": 2})
+
+
+@pytest.mark.parametrize(
+    "answer", [{"usd": -1}, {"eur": 1}, {"usd": "1e999999"}, {"usd": 10**5000}, [1], "5"], ids=range(6)
+)
+def test_an_answer_that_cannot_be_used_denies(memory, caplog, answer):
+    run = Run("r", store=memory, limits=["1/run unit=usd"], on_exhausted=lambda _: answer)
+    with pytest.raises(RunDenied):
+        run.charge({"usd": 2})
+    assert "r is not extended" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "amount", ["1e999999", "-1e999999", 10**5000, -(10**5000), 2**53, "9" * 100_000, True, "x"], ids=range(8)
+)
+def test_an_amount_that_cannot_be_counted_is_a_config_error(memory, amount):
+    run = Run("r", store=memory, limits=["1/run unit=usd", "9/run unit=tokens"])
+    wrong = [
+        lambda: run.reserve({"usd": amount}),
+        lambda: run.reserve({"tokens": amount}),
+        lambda: run.extend({"usd": amount}),
+        lambda: run.child("c", carve={"usd": amount}),
+    ]
+    for call in wrong:
+        with pytest.raises(ConfigError):
+            call()
+    with pytest.raises(ConfigError, match="amounts by unit"):
+        run.extend([1])
+
+
+def test_nodes_above_a_carve_out_are_kept_until_its_rest_was_returned(store, clock):
+    run = Run("r", store=store, limits=["10/run unit=usd"], ttl=DAY)
+    middle = run.child("middle", ttl=60)
+    middle.child("part", carve={"usd": 9}).charge({"usd": 1})
+    middle.child("plain")
+    clock.advance(61)
+    flow = run._tree._remove_ended_flow()  # noqa: SLF001 - which makes room when the tree is full
+    interleaved(run, flow, 0, None)
+    other = Run.join(run.token(), store=store)
+    other.charge({"usd": 9})
+    usage = other.usage()
+    assert usage.used["usd_micros"] == 10_000_000
+    assert [child.name for child in usage.children[0].children] == ["part"]

@@ -15,13 +15,14 @@ from tidegate._policy.key import Key, normal_key
 from tidegate._runtime.ambient import CURRENT_RUN
 from tidegate._runtime.arguments import seconds
 from tidegate._runtime.clock import ThreadSignal
+from tidegate._runtime.urls import redact_text
 from tidegate.agents._carving import Carving
 from tidegate.agents._charging import check_open, check_time, refresh_flow, refresh_path_flow, reserve_flow
 from tidegate.agents._credits import CreditCost, credit_node_flow
 from tidegate.agents._errors import RunDenied, RunEndedError, RunRightError, no_decision
-from tidegate.agents._exhausted import STOP, Exhausted, ExhaustedPlan, OnExhausted, read_on_exhausted
-from tidegate.agents._limits import raise_quotas, read_extension, read_label, read_limits, read_repeats
-from tidegate.agents._node import CLOSED, OPEN, REPEATS, Details, Node
+from tidegate.agents._exhausted import STOP, Exhausted, ExhaustedPlan, OnExhausted, log, read_on_exhausted
+from tidegate.agents._limits import is_per_run, raise_quotas, read_extension, read_label, read_limits, read_repeats
+from tidegate.agents._node import CLOSED, OPEN, Details, Node
 from tidegate.agents._payments import RunCosts, digest_of, find_payments, read_alternatives
 from tidegate.agents._reports import ReportRow, report_flow
 from tidegate.agents._reservation import BaseRunReservation
@@ -302,11 +303,10 @@ class BaseRun:
             return self._above is not None and (yield from self._above.ask_flow(denied))
         if self._on_exhausted.ask is None or "extend" not in opened.rights:
             return False
-        if denied.limit == REPEATS or not denied.unit or denied.decision.retry_after is not None:
+        details = opened.node.details
+        if denied.unit in (details.carved or ()) or not is_per_run(details.limits, denied.limit, denied.unit):
             return False
-        if opened.node.details.carved is not None and denied.unit in opened.node.details.carved:
-            return False
-        number = opened.node.details.number
+        number = details.number
         exhausted = Exhausted(
             "/".join(opened.node.path),
             opened.node.title,
@@ -319,12 +319,14 @@ class BaseRun:
         more: Mapping[str, Amount] | None = yield self._on_exhausted.step(exhausted)
         if not more:
             return False
-        added = read_extension(more)
+        try:
+            limits = raise_quotas(details.limits, read_extension(more), denied.limit)
+        except ConfigError as error:
+            log.warning("%s is not extended: it cannot use the answer: %s", denied.node, redact_text(error))
+            return False
 
         def change(details: Details) -> Details:
-            if details.number != number:
-                return details
-            return details.change(limits=raise_quotas(details.limits, added))
+            return details if details.number != number else details.change(limits=limits)
 
         yield from self._apply_extension_flow(opened, change)
         yield from opened.tree.refresh_flow(opened.node.path)

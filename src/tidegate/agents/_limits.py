@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final
 
 from tidegate._policy.units import COMMON_CURRENCIES, MICROS, MILLION
@@ -35,6 +35,7 @@ RUN_LIMIT = re.compile(
 CALLS: Final = "requests"
 MAX_LABEL: Final = 100  # characters of what a call was for, such as a tool or a model
 MAX_REPEATS: Final = 1_000_000
+MAX_SHOWN: Final = 64  # characters of an amount that a message shows; bits of an integer
 
 
 def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[str, ...]:
@@ -115,13 +116,28 @@ def add_counters(limits: Iterable[Limit], units: Iterable[str], window: timedelt
     return (*own, *(Limit(COUNTED, window, "fixed_window", unit=unit, name=run_name(unit)) for unit in missing))
 
 
-def raise_quotas(texts: Sequence[str], more: Mapping[str, int]) -> tuple[str, ...]:
-    """Add to the quotas per run of some units; raises ConfigError if a unit has none."""
+def is_per_run(texts: Sequence[str], name: str, unit: str) -> bool:
+    """Return whether the limit of this name and unit is per run."""
+    return {"name": name, "unit": unit} in map(_options, texts)
+
+
+def _options(text: str) -> dict[str, str]:
+    """Return the unit and the name of a limit per run; of others, nothing."""
+    match = RUN_LIMIT.fullmatch(text)
+    return {} if match is None else dict(word.split("=", 1) for word in match["rest"].split())
+
+
+def raise_quotas(texts: Sequence[str], more: Mapping[str, int], name: str = "") -> tuple[str, ...]:
+    """Add to the quotas per run of some units; raises ConfigError if a unit has none.
+
+    Of several limits of a unit, the one of this name is raised, by default the first.
+    """
     found, left = [], dict(more)
+    named = next((own["unit"] for own in map(_options, texts) if own and own["name"] == name), None)
     for text in texts:
-        match = RUN_LIMIT.fullmatch(text)
-        unit = None if match is None else dict(word.split("=", 1) for word in match["rest"].split())["unit"]
-        if match is None or unit not in left:
+        match, own = RUN_LIMIT.fullmatch(text), _options(text)
+        unit = own.get("unit")
+        if match is None or unit not in left or (unit == named and own["name"] != name):
             found.append(text)
             continue
         quota = int(match["amount"]) + left.pop(unit)
@@ -135,6 +151,8 @@ def raise_quotas(texts: Sequence[str], more: Mapping[str, int]) -> tuple[str, ..
 
 def read_extension(more: Mapping[str, Amount]) -> dict[str, int]:
     """Return amounts by which quotas are raised, by counted unit."""
+    if not isinstance(more, Mapping):
+        raise ConfigError(f"must be amounts by unit, such as {{'usd': '0.05'}}, not {more!r}", field="extend")
     return dict(to_counted(unit, amount, "extend") for unit, amount in more.items())
 
 
@@ -167,10 +185,12 @@ def to_counted(unit: str, amount: Amount, field: str = "cost") -> tuple[str, int
 def _decimal(unit: str, amount: Amount, field: str) -> Decimal:
     try:
         number = Decimal(str(amount)) if isinstance(amount, (int, float, str, Decimal)) else Decimal("NaN")
-    except InvalidOperation:
+    except (ValueError, ArithmeticError):  # ValueError: an integer of too many digits
         number = Decimal("NaN")
-    if isinstance(amount, bool) or not number.is_finite() or not 0 <= number * MILLION <= MAX_INTEGER * MILLION:
-        raise ConfigError(f"must be a number of {unit}, not {amount!r}", field=field)
+    if isinstance(amount, bool) or not number.is_finite() or not 0 <= number <= MAX_INTEGER:
+        huge = isinstance(amount, int) and amount.bit_length() > MAX_SHOWN
+        shown = f"an integer of {int(amount).bit_length()} bits" if huge else repr(amount)[:MAX_SHOWN]
+        raise ConfigError(f"must be a number of {unit}, not {shown}", field=field)
     return number
 
 

@@ -24,6 +24,7 @@ from tidegate.agents._node import (
     Node,
     Path,
     collection_of,
+    entries_of,
     labels_of,
     unreturned,
 )
@@ -160,12 +161,14 @@ class Tree:
             return
 
     def _remove_ended_flow(self) -> Flow[Any, None]:
-        """Remove nodes that have ended, to make room for others."""
+        """Remove nodes that have ended, to make room for others; not those whose carve-outs have a rest to return."""
         now = yield from self.time_flow()
         nodes = yield from self.list_flow()
+        entries: Mapping[str, Value] = yield ReadStep(self.store, entries_of(self.root), None, self.now())
+        kept = {path[:length] for path in (tuple(name.split("/")) for name in entries) for length in range(len(path))}
         ended = [path for path, details in nodes.items() if details.status == CLOSED or details.ends <= now]
         for path in ended:
-            if nodes[path].carved is None and len(path) > 1:
+            if nodes[path].carved is None and len(path) > 1 and path not in kept:
                 yield from self._write_flow(Write(self.collection, "/".join(path), None))
 
     # ---- change ------------------------------------------------------------------------------------------------------
