@@ -5,14 +5,16 @@ import io
 from math import inf
 
 import aiohttp
+import httpx
 import pytest
 
 from tests.cases import cases
 from tests.outbound.clients import HTTPX_LIBRARIES, KINDS, fetch
 from tests.outbound.server import QuotaServer
 from tidegate import Denied
-from tidegate.outbound import Providers
+from tidegate.outbound import Providers, UnboundedCost
 from tidegate.outbound._quota.form_body import MAX_HEADER_LENGTH, MAX_PARTS, read_number
+from tidegate.outbound.httpx import RateLimitTransport
 
 PATH = "/v1/images/edits"
 FORM = {"content-type": "multipart/form-data; boundary=b"}
@@ -89,6 +91,36 @@ def test_a_request_for_more_images_than_the_limit_pays_for_is_denied():
             with pytest.raises(Denied):
                 fetch("httpx", providers(), [server.url + PATH], method="POST", body=body, headers=FORM, timeout=0)
         assert not server.requests
+
+
+JSON = b'{"model": "dall-e-3", "n": 10}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        ("/v1/images/generations", iter([JSON]), {}),
+        ("/v1/images/generations", gzip.compress(JSON)[:25], {"content-encoding": "gzip"}),
+        ("/v1/images/generations", b"\x1f\x8b" + JSON, {"content-encoding": "gzip"}),
+        ("/v1/images/generations", b"\x0b" + JSON, {"content-encoding": "br"}),
+        ("/v1/images/generations", b"n=10&prompt=x", {}),
+        (PATH, iter([form(part(10))]), FORM),
+        (PATH, form(part(10)), {**FORM, "content-encoding": "br"}),
+    ],
+    ids=["generator", "incomplete gzip", "no gzip", "brotli", "fields of a query", "form of a generator", "coded form"],
+)
+def test_a_strict_call_is_not_sent_if_the_number_of_images_cannot_be_read(path, body, headers):
+    transport = RateLimitTransport(providers("api.test"), transport=httpx.MockTransport(lambda _: pytest.fail("sent")))
+    with httpx.Client(transport=transport) as client, pytest.raises(UnboundedCost):
+        client.post(f"https://api.test{path}", content=body, headers=headers)
+
+
+def test_a_request_without_a_body_asks_for_one_image():
+    transport = RateLimitTransport(providers("api.test"), transport=httpx.MockTransport(lambda _: httpx.Response(400)))
+    with httpx.Client(transport=transport) as client:
+        response = client.post(f"https://api.test{PATH}")
+        assert client.get(f"https://api.test{PATH}").status_code == 400
+    assert response.status_code == 400
 
 
 @cases(

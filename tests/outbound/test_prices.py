@@ -196,3 +196,19 @@ def test_a_profile_names_kinds_of_calls_that_have_a_price_of_their_own(tmp_path)
         call = OutboundRequest("POST", f"https://x.test{path}", {}.get, lambda body=body: body, True, lambda _: False)
         costs[path] = read_call(provider, call).fee
     assert costs == {"/v1/search": 10_000, "/v1/rank": 6_000, "/v1/other": 0}
+
+
+@pytest.mark.parametrize(
+    ("price", "profile", "problem"),
+    [
+        ({"kinds": {"imgae": 0.04}}, "openai", "no calls of the kind 'imgae', only of image, .*did you mean 'image'"),
+        ({"input": 5, "output": 10, "kinds": {"images": 0.04}}, "openai", "did you mean 'image'"),
+        ({"input": 5, "output": 10, "kinds": {"image": 0.04}}, "anthropic", "'image', of none, so its price"),
+    ],
+)
+@pytest.mark.parametrize("whose", ["models", "default"])
+def test_a_kind_that_no_call_is_of_is_refused(price, profile, problem, whose):
+    """Its calls would cost nothing."""
+    prices = {"date": "2026-11-01", whose: {"painter": price} if whose == "models" else price}
+    with pytest.raises(ConfigError, match=problem):
+        provider("1/day unit=usd", profile=profile, price=prices)

@@ -158,9 +158,10 @@ def _prices(fields: Fields, profiles: Mapping[str, Path]) -> Prices | None:
     """Read `price: prices.yaml`; the profile says what a response reports, and so what is paid for."""
     if "price" not in fields:
         return None
-    if _profile(fields, profiles) is None:
+    profile = _profile(fields, profiles)
+    if profile is None:
         raise fields["price"].error("needs a profile, which says how tokens are counted, such as profile: openai")
-    return find_prices(fields["price"])
+    return find_prices(fields["price"], profile)
 
 
 def _check_units(fields: Fields, provider: Provider) -> None:

@@ -28,7 +28,7 @@ from tidegate.errors import ConfigError, ResourceUnknown
 from tidegate.outbound._providers.profile import matches_model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tidegate.outbound._providers.profile import Profile, UsagePart
 
@@ -152,22 +152,26 @@ class Prices:
         return f"there is no price for the model {model!r}: add it, or a default price{near}"
 
 
-def find_prices(setting: ConfigValue) -> Prices:
-    """Read the prices that a provider file names: the path of a file relative to that file, or a mapping."""
+def find_prices(setting: ConfigValue, profile: Profile) -> Prices:
+    """Read the prices that a provider file names: the path of a file relative to that file, or a mapping.
+
+    A kind of calls that no path of the profile is of is refused: its calls would cost nothing.
+    """
+    kinds = tuple(dict.fromkeys(each.kind for each in profile.endpoints if each.kind))
     if setting.is_mapping:
-        return _prices(setting)
+        return _prices(setting, kinds)
     path = Path(setting.file or "").parent / Path(setting.string()).expanduser()
     if not path.is_file():
         raise setting.error(f"cannot read {path}: there is no such file")
-    return read_prices(path)
+    return read_prices(path, kinds)
 
 
-def read_prices(source: str | Path | Mapping[str, object]) -> Prices:
-    """Read prices from a file or a mapping."""
-    return _prices(load(source))
+def read_prices(source: str | Path | Mapping[str, object], kinds: Sequence[str] | None = None) -> Prices:
+    """Read prices from a file or a mapping; `kinds` are the kinds of calls that there are, if they are known."""
+    return _prices(load(source), kinds)
 
 
-def _prices(section: ConfigValue) -> Prices:
+def _prices(section: ConfigValue, kinds: Sequence[str] | None) -> Prices:
     fields = section.fields(*PRICES_FIELDS)
     if "date" not in fields:
         raise section.error("needs the date on which the prices were valid, such as date: 2026-11-01")
@@ -179,10 +183,10 @@ def _prices(section: ConfigValue) -> Prices:
         hidden = next((known for known, _ in models if matches_model(known, pattern)), None)
         if hidden is not None:
             raise setting.error(f"never applies, because {hidden!r} comes first: move it before {hidden!r}")
-        models.append((pattern, _price(setting, currency + MICROS)))
+        models.append((pattern, _price(setting, currency + MICROS, kinds)))
     if not models and "default" not in fields:
         raise section.error("needs models with prices, such as models: {gpt-4o: {input: 2.50, output: 10}}")
-    default = _price(fields["default"], currency + MICROS) if "default" in fields else None
+    default = _price(fields["default"], currency + MICROS, kinds) if "default" in fields else None
     return Prices(_date(fields["date"]), currency, tuple(models), default, section.file)
 
 
@@ -197,11 +201,14 @@ def _date(setting: ConfigValue) -> date:
         raise setting.error(f"expected a date such as 2026-11-01, not {setting}") from None
 
 
-def _price(setting: ConfigValue, unit: str) -> ModelPrice:
+def _price(setting: ConfigValue, unit: str, known_kinds: Sequence[str] | None) -> ModelPrice:
     """Read `{input: 2.50, cached: 1.25, output: 10, request: 0.01}`; write 0 for what is free."""
     fields = setting.fields(*TOKEN_PRICES, *CALL_PRICES)
     found: dict[str, Any] = {name: entry.millionths() for name, entry in fields.items() if name != "kinds"}
     if "kinds" in fields:
+        for kind, entry in fields["kinds"].entries().items():
+            if known_kinds is not None and kind not in known_kinds:
+                raise entry.error(_unknown_kind(kind, known_kinds))
         found["kinds"] = tuple((kind, entry.millionths()) for kind, entry in fields["kinds"].entries().items())
     if not found:
         raise setting.error("needs a price, such as {input: 2.50, output: 10} per million tokens")
@@ -211,3 +218,10 @@ def _price(setting: ConfigValue, unit: str) -> ModelPrice:
     whole, output = found.get("input", 0), found.get("output", 0)
     usual = {"cached": whole, "cache_write": whole, "audio": whole, "audio_output": output}
     return ModelPrice(unit, **{**usual, **found}, only_kinds=found.keys() == {"kinds"})
+
+
+def _unknown_kind(kind: str, known: Sequence[str]) -> str:
+    """Return why a kind of calls is refused."""
+    there_are = f"only of {', '.join(known)}" if known else "of none"
+    problem = f"the profile has no calls of the kind {kind!r}, {there_are}, so its price would apply to none"
+    return problem + hint(kind, known)

@@ -24,6 +24,7 @@ from tidegate.outbound._providers.profile import ANY_ENDPOINT, WEBSOCKET
 from tidegate.outbound._providers.provider import CATCH_ALL_DOMAIN
 from tidegate.outbound._quota.decoding import decoded
 from tidegate.outbound._quota.exchange import credential_of
+from tidegate.outbound._quota.form_body import is_form
 from tidegate.outbound._quota.json_body import repeats_keys
 from tidegate.outbound._quota.production import most_in_a_period
 from tidegate.outbound._quota.request_tokens import RequestTokens, path_of, read_request, units_of
@@ -141,12 +142,14 @@ def read_call(provider: Provider, call: OutboundRequest, model: str | None = Non
     """Read what a request asks for, whether its provider needs that or not."""
     body = call.body()
     request = read_request(provider.counting, call.url, body)
+    encoded = form = None
     if body and not request.document and (coding := call.header("content-encoding")):
-        body = decoded(body, coding)
+        encoded, body = body, decoded(body, coding)
         request = read_request(provider.counting, call.url, body)
-    if request.endpoint.amount and not request.document and (form := body or call.form()):
-        request = request.with_form(form)
-    if not request.document and not is_understood(call, request, body):
+    if request.endpoint.amount and not request.document:
+        form = call.form() if not body else body if body is not encoded and is_form(body) else None
+        request = request if form is None else request.with_form(form)
+    if not request.document and not is_understood(call, request, body, form):
         request = request._replace(readable=False)
     method = call.method.upper()
     if method in FREE_METHODS and not call.is_permit:
@@ -164,9 +167,16 @@ def read_call(provider: Provider, call: OutboundRequest, model: str | None = Non
     return request if named == request.model else request._replace(model=named)
 
 
-def is_understood(call: OutboundRequest, request: RequestTokens, body: bytes | None) -> bool:
-    """Return whether a request without a JSON object says what it may cost: it has no body, or a form with a file."""
-    if call.is_permit or not request.endpoint.counted or request.endpoint.media or request.endpoint.amount:
+def is_understood(call: OutboundRequest, request: RequestTokens, body: bytes | None, form: bytes | None) -> bool:
+    """Return whether a request without a JSON object says what it may cost: it has no body, or a form with a file.
+
+    `form` is what could be read of a form that says how many images, or others of a kind, are requested.
+    """
+    if call.is_permit or not request.endpoint.counted:
+        return True
+    if request.endpoint.amount and form is None:
+        return call.replays if body is None else not body
+    if request.endpoint.media or request.endpoint.amount:
         return True
     if body is None:
         return call.replays

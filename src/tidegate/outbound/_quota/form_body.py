@@ -20,6 +20,11 @@ MAX_HEADER_LENGTH: Final = 16_384
 MAX_NUMBER_LENGTH: Final = 40  # bytes of a number, and of the delimiter after it
 
 
+def is_form(body: bytes) -> bool:
+    """Return whether a body has a part that could be a field of a form."""
+    return DISPOSITION in body.lower()
+
+
 def read_number(form: bytes, name: str) -> float:
     """Return the largest number that a field of a form contains; 0: none.
 
