@@ -1,13 +1,14 @@
 """Ways around a budget that are closed: names of limits, tokens, extensions, carve-outs that end, odd amounts."""
 
 import json
+from base64 import urlsafe_b64encode
 from contextlib import nullcontext
 
 import pytest
 
 from tests.agents.stepping import interleaved
 from tidegate import ConfigError, Limit, Limiter
-from tidegate.agents import Run, RunDenied, RunEndedError, RunRightError, list_runs
+from tidegate.agents import Run, RunDenied, RunEndedError, RunRightError, TokenError, list_runs
 from tidegate.agents._framework import reserve_call
 from tidegate.agents._limits import add_counters
 from tidegate.agents._node import Details
@@ -194,3 +195,20 @@ def test_nodes_above_a_carve_out_are_kept_until_its_rest_was_returned(store, clo
     usage = other.usage()
     assert usage.used["usd_micros"] == 10_000_000
     assert [child.name for child in usage.children[0].children] == ["part"]
+
+
+@pytest.mark.parametrize("payload", [b'["a",["b"],[],Infinity,"x"]', b"[" * 2900], ids=["infinity", "deep"])
+def test_a_payload_that_cannot_be_read_is_no_token(payload):
+    text = urlsafe_b64encode(payload).decode().rstrip("=")
+    with pytest.raises(TokenError):
+        Run.join(f"tgr1.{text}.AAAA")
+
+
+def test_text_that_is_no_unicode_is_refused_or_counted(memory):
+    for name in ("\ud800", "a\udfffb"):
+        with pytest.raises(ConfigError, match="must be 1 to 200 characters"):
+            Run(name, store=memory)
+    run = Run("r", store=memory, max_repeats=1)
+    run.reserve(request="\ud800").commit()
+    with pytest.raises(RunDenied, match="same request"):
+        run.reserve(request="\ud800")

@@ -170,10 +170,17 @@ async def test_a_child_has_the_rights_of_the_token_that_created_it(service):
     weak = await (await AsyncRun.join(run["token"], store=service.decider.store)).token(rights=["child"], ttl=10)
     child = await post(service, "child", {"token": weak, "name": "c"})
     for verb in ("charge", "read"):
-        for key in ("token", "owner"):
-            await post(service, verb, {"token": child[key]}, status=403)
+        await post(service, verb, {"token": child["token"]}, status=403)
     await post(service, "extend", {"owner": child["owner"], "ttl": 80_000}, status=403)
     await post(service, "stop", {"owner": child["owner"]})
+
+
+async def test_the_key_of_a_creator_is_refused_where_a_token_goes(service):
+    run = await post(service, "create", {"name": "r", "limits": ["1/run"]})
+    for verb, body in (("charge", {}), ("child", {"name": "x"}), ("read", {}), ("report", {})):
+        refused = await post(service, verb, {"token": run["owner"], **body}, status=422)
+        assert "not a token of a run" in refused["detail"]
+    assert (await post(service, "read", {"token": run["token"]}))["used"] == {"requests": 0}
 
 
 async def test_tokens_are_neither_logged_nor_returned(service, caplog):

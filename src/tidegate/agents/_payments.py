@@ -57,4 +57,6 @@ def find_payments(node: Node, named: Named, bought: Mapping[str, CreditNode]) ->
 
 def digest_of(request: str | bytes) -> str:
     """Return the digest by which a repeated request is recognised."""
-    return blake2b(request.encode() if isinstance(request, str) else request, digest_size=16).hexdigest()
+    return blake2b(
+        request.encode("utf-8", "surrogatepass") if isinstance(request, str) else request, digest_size=16
+    ).hexdigest()

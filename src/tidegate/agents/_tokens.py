@@ -110,7 +110,7 @@ def _load(payload: bytes) -> Token:
     try:
         audience, path, rights, ends, number = json.loads(payload)
         found = Token(str(audience), tuple(map(str, path)), tuple(map(str, rights)), int(ends), str(number))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         raise TokenError("not a token of a run: its content cannot be read") from None
     return found
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tidegate.stores._base import Ask, Store
     from tidegate.stores._values import Value
 
-NAME: Final = re.compile(r"[^/\x00-\x1f\x7f]{1,200}")
+NAME: Final = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 MAX_ATTEMPTS: Final = 64  # how often a change is tried while other processes change the same node
 CLOCK_ASK: Final[Ask] = (
     Policy("tidegate._runtime.clock", (Limit(1, "1s", "fixed_window"),), on_store_error="allow"),

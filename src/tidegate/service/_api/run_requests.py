@@ -25,7 +25,7 @@ RunLimits = Annotated[
     Meta(max_length=MAX_ITEMS, description="The limits of the node.", extra={"example": '["0.20/run unit=usd"]'}),
 ]
 RunTtl = Annotated[float, Meta(gt=0, le=MAX_RUN_TTL, description="Seconds until the node ends.")]
-TokenField = Annotated[String, Meta(max_length=4096, description="A token of the node, or the key of its creator.")]
+TokenField = Annotated[String, Meta(max_length=4096, description="A token of the node.")]
 OwnerField = Annotated[String, Meta(max_length=4096, description="The key of the creator of the node.")]
 RunIdField = Annotated[
     str,

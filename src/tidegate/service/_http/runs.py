@@ -12,9 +12,10 @@ from msgspec import UNSET
 
 from tidegate._limiter.joint import async_performer
 from tidegate._runtime.flow import run_async
-from tidegate.agents import AsyncCredits, AsyncRun, RunDenied, RunRightError, list_runs_async
+from tidegate.agents import AsyncCredits, AsyncRun, RunDenied, RunRightError, TokenError, list_runs_async
 from tidegate.agents._known import KnownRuns
 from tidegate.agents._node import CLOSED
+from tidegate.agents._tokens import looks_like_token
 from tidegate.service._api.responses import DONE
 from tidegate.service._api.run_requests import (
     RunChargeResponse,
@@ -56,8 +57,20 @@ class ServiceRuns:
     async def _find(self, token: Any, identifier: Any) -> AsyncRun:  # noqa: ANN401 - strings, or UNSET
         """Return a node by a token, or by its id: the caller is then an operator."""
         if identifier is UNSET:
-            return await self._known.join(token)
+            return await self._join(token)
         return await AsyncRun.find(identifier, store=self._store, secret=self._secrets)
+
+    async def _find_owned(self, owner: Any, identifier: Any) -> AsyncRun:  # noqa: ANN401 - as above
+        """Return a node by the key of its creator, or by its id."""
+        if identifier is UNSET:
+            return await self._known.join(owner)
+        return await self._find(owner, identifier)
+
+    async def _join(self, token: str) -> AsyncRun:
+        """Return a node by a token; the key of a creator is none."""
+        if not looks_like_token(token):
+            raise TokenError("not a token of a run: the key of a creator only stops, closes and extends")
+        return await self._known.join(token)
 
     def _credits(self, names: Sequence[str]) -> list[AsyncCredits]:
         return [AsyncCredits(name, store=self._store.unleased) for name in names]
@@ -78,7 +91,7 @@ class ServiceRuns:
 
     async def child(self, request: RunChildRequest) -> RunCreateResponse:
         """Create a node below another one; it names no credits but those that pay for its parent, too."""
-        parent = await self._known.join(request.token)
+        parent = await self._join(request.token)
         unknown = [name for name in request.credits if name not in parent.paying_credits]
         if unknown:
             message = "only an operator names credits, when the run is created"
@@ -95,7 +108,7 @@ class ServiceRuns:
 
     async def charge(self, request: RunChargeRequest) -> RunChargeResponse:
         """Charge a call whose cost is known."""
-        run = await self._known.join(request.token)
+        run = await self._join(request.token)
         costs: Mapping[str, Any] = request.alternatives or {"0": request.cost}
         try:
             held = await run.reserve_first(costs, request=request.request or None)
@@ -125,18 +138,18 @@ class ServiceRuns:
 
     async def extend(self, request: RunExtendRequest) -> DoneResponse:
         """Add to the quotas of a node, or move its end."""
-        run = await self._find(request.owner, request.id)
+        run = await self._find_owned(request.owner, request.id)
         await run.extend(request.more, ttl=None if request.ttl is UNSET else request.ttl)
         return DONE
 
     async def stop(self, request: RunStopRequest) -> DoneResponse:
         """Deny every later call of a node and of those below it."""
-        await (await self._find(request.owner, request.id)).stop(end_streams=request.end_streams)
+        await (await self._find_owned(request.owner, request.id)).stop(end_streams=request.end_streams)
         return DONE
 
     async def close(self, request: RunOwnerRequest) -> DoneResponse:
         """End a node."""
-        run = await self._find(request.owner, request.id)
+        run = await self._find_owned(request.owner, request.id)
         await run_async(run.end_flow(CLOSED), async_performer(run.clock))
         return DONE
 
