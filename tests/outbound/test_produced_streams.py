@@ -1,8 +1,13 @@
 """Strict streams of a provider that counts output when it is produced never exceed its quota, however it is counted."""
 
+import asyncio
+from contextlib import suppress
+
 import pytest
 
-from tests.outbound.produced_streams import QUOTA, StreamWorld
+from tests.outbound.produced_streams import DELTA, QUOTA, TICK, Stream, StreamWorld
+from tidegate import StoreUnavailable
+from tidegate.stores import MemoryStore
 
 SECONDS = 180
 
@@ -44,3 +49,50 @@ def test_streams_longer_than_a_period_do_not_hold_all_of_it(length):
     assert world.usage() >= 0.7 * 40_000
     world.produced = [each for each in world.produced if each[0] > world.clock.steady() - 120_000_000]
     assert sum(tokens for _, tokens in world.produced) / 2 >= 0.55 * 40_000
+
+
+class FailingStore(MemoryStore):
+    """A store that fails as long as it is told to."""
+
+    fails = False
+
+    def apply(self, *args):
+        if self.fails:
+            raise StoreUnavailable("down")
+        return super().apply(*args)
+
+    def apply_one(self, *args):
+        if self.fails:
+            raise StoreUnavailable("down")
+        return super().apply_one(*args)
+
+
+@pytest.mark.parametrize("outage", [(7.0, 8.0), (14.0, 15.5), (7.0, 31.0)])
+def test_what_could_not_be_charged_during_an_outage_is_charged_later(outage):
+    world = StreamWorld("sliding_log", FailingStore)
+    world.start_all(4000)
+    began, count = world.clock.now(), len(world.streams)
+    while world.streams:
+        world.store.fails = outage[0] < world.clock.now() + TICK - began <= outage[1]
+        world.advance()
+        world.store.fails = False
+    assert world.usage() == 4000 * count
+
+
+@pytest.mark.parametrize("steps", range(1, 5))
+def test_what_arrived_is_charged_if_the_task_of_a_renewal_is_cancelled(steps):
+    world = StreamWorld("sliding_log")
+    stream = Stream(world, 4000)
+    for _ in range(14):
+        world.clock.advance(TICK)
+        stream.proceed(50)
+    world.clock.advance(TICK)
+    assert stream.settlement.feed(DELTA * 50)
+    flow = stream.settlement.renew_flow()
+    step = next(flow)
+    with suppress(asyncio.CancelledError, StopIteration):
+        for _ in range(steps - 1):
+            step = flow.send(world.gate.perform(step))
+        flow.throw(asyncio.CancelledError())
+    world.gate.run(stream.settlement.settle_flow())
+    assert world.usage() >= 4000  # its output is unknown, since it has not ended

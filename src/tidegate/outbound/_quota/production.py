@@ -80,6 +80,12 @@ class ProducedOutput:
         self._recent = [piece for piece in self._recent if piece.since > now - self._length] + pieces
         return pieces
 
+    def put_back(self, pieces: list[OutputPiece]) -> None:
+        """Count what `take_arrived` has returned later: it could not be charged."""
+        self._samples = pieces + self._samples
+        self._recent = self._recent[: len(self._recent) - len(pieces)]
+        self.counted -= sum(piece.tokens for piece in pieces)
+
     def most_held(self, fastest: int | None, now: int) -> int:
         """Return how many tokens must be held for what is still produced, after `take_arrived`.
 

@@ -157,7 +157,11 @@ class PendingSettlement:
             fastest = self._learned.fastest(self._plan.learned_key)
         rest = min(self.reserved_output - output.counted, output.most_held(fastest, now))
         try:
-            yield from self._count_pieces_flow(pieces)
+            try:
+                yield from self._count_pieces_flow(pieces)
+            except BaseException:  # also if the task is cancelled; a part may have been charged
+                output.put_back(pieces)
+                raise
             held = yield from self.account.hold_flow(self._output_units(rest))
         except StoreUnavailable:
             return  # what was reserved stays charged
