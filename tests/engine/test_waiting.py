@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cases import cases
+from tests.servers.process import until
 from tidegate import AsyncLimiter, Closed, Denied, Limit, Limiter
+from tidegate._limiter.waiting import Places
 from tidegate._runtime.clock import STORE_THREAD
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -499,3 +501,27 @@ def test_threads_of_a_store_do_not_keep_a_manual_clock_from_moving(clock, monkey
     finally:
         ended.set()
         thread.join()
+
+
+def test_a_call_whose_predecessor_leaves_while_it_joins_the_queue_does_not_sleep_for_ever(monkeypatch):
+    """Between the look at the queue and joining it, the call ahead is served: nobody would wake the one that joins."""
+    limiter = Limiter(Limit(1, "1h", "concurrency"))
+    limiter.acquire("k")
+    ahead = threading.Thread(target=limiter.acquire, args=("k",))
+    ahead.start()
+    until(lambda: limiter.queues.waiting("k") == 1, "the call ahead waits")
+    look = Places.occupied_before
+
+    def look_late(places, waiter):
+        if ahead.is_alive():
+            limiter.release("k")
+            ahead.join()
+            limiter.release("k")
+        return look(places, waiter)
+
+    monkeypatch.setattr(Places, "occupied_before", look_late)
+    found = []
+    late = threading.Thread(target=lambda: found.append(limiter.acquire("k", timeout=30).allowed))
+    late.start()
+    late.join(10)
+    assert found == [True]

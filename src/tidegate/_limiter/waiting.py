@@ -415,8 +415,8 @@ def _wait_flow(
             queues += denied.places
             if not never and denied.decision.retry <= steady() - started:
                 queues += waiter.joined
-        if waiter.stand_in(queues):
-            continue  # what it waits for may have happened before it joined the queue
+        if waiter.stand_in(queues) or places.open_to(waiter) != numbers:
+            continue  # what it waits for may have happened before it joined the queue, or instead of joining it
         denied = None
         yield Sleep(waiter.signal, until)
 
